@@ -1,0 +1,115 @@
+"""Every key, prefix and environment name of a run, spelled in this one place.
+
+A run owns four prefixes of one bucket. The log (`diloco-rdv/`) is write-once and kept as
+long as the results; the payloads (`diloco-data/`) have a prefix of their own because an S3
+lifecycle rule matches the beginning of a key, and they are what may expire.
+
+A leaf: imports nothing of ours, so that the CDK app and the client can use it.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+RENDEZVOUS_PREFIX: Final = "diloco-rdv"
+DATA_PREFIX: Final = "diloco-data"
+CHECKPOINT_PREFIX: Final = "diloco-ckpt"
+OUTPUT_PREFIX: Final = "diloco-out"
+INPUT_PREFIX: Final = "diloco-in"  # what users upload: text, models; shared by all runs
+
+# The rank channel of places that start replicas by environment instead of by arguments.
+RANK_ENV: Final = "REPLICA_RANK"
+INDEXED_JOB_ENV: Final = "JOB_COMPLETION_INDEX"  # set by Kubernetes in the pods of an Indexed Job
+RUN_URI_ENV: Final = "RUN_URI"
+SAGEMAKER_BASE_ENV: Final = "SAGEMAKER_BASE_DIR"  # SageMaker's training toolkit uses this name too
+SAGEMAKER_JOB_ENV: Final = "TRAINING_JOB_NAME"  # set by SageMaker in every training container
+SAGEMAKER_BASE_DEFAULT: Final = "/opt/ml"
+
+# A run id is part of keys, of job names and of local folders.
+RUN_ID_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}"
+
+RUN_FILE: Final = "run.json"
+
+
+def check_run_id(run_id: str) -> str:
+    """Return `run_id`, or raise ValueError saying what a run id may be."""
+    if not re.fullmatch(RUN_ID_PATTERN, run_id):
+        raise ValueError(
+            f"run id {run_id!r}: must start with a letter or digit and hold only letters, digits, "
+            "'.', '_' and '-', at most 80 characters"
+        )
+    return run_id
+
+
+@dataclass(frozen=True)
+class RunLayout:
+    """The keys of one run, relative to the bucket (or to the folder that stands for it)."""
+
+    run_id: str
+
+    def __post_init__(self) -> None:
+        check_run_id(self.run_id)
+
+    # The log: JSON objects, each written once, `progress/` excepted.
+
+    @property
+    def log_prefix(self) -> str:
+        return f"{RENDEZVOUS_PREFIX}/{self.run_id}"
+
+    @property
+    def run_file(self) -> str:
+        return f"{self.log_prefix}/{RUN_FILE}"
+
+    @property
+    def abort(self) -> str:
+        return f"{self.log_prefix}/abort.json"
+
+    @property
+    def initial(self) -> str:
+        return f"{self.log_prefix}/initial/manifest.json"
+
+    def initial_payload(self, rank: int, claim: int) -> str:
+        return f"{self.log_prefix}/initial/rank_{rank:04d}.c{claim}.safetensors"
+
+    def claim(self, rank: int, claim: int) -> str:
+        return f"{self.log_prefix}/claims/rank_{rank:04d}.{claim}.json"
+
+    def contribution(self, round_index: int, rank: int) -> str:
+        return f"{self._round(round_index)}/rank_{rank:04d}.json"
+
+    def roster(self, round_index: int) -> str:
+        return f"{self._round(round_index)}/roster.json"
+
+    def contributions_prefix(self, round_index: int) -> str:
+        return f"{self._round(round_index)}/rank_"
+
+    def event(self, round_index: int, rank: int) -> str:
+        return f"{self.log_prefix}/events/round_{round_index:06d}/rank_{rank:04d}.json"
+
+    def progress(self, rank: int) -> str:
+        return f"{self.log_prefix}/progress/rank_{rank:04d}.json"
+
+    def result(self, rank: int) -> str:
+        return f"{self.log_prefix}/results/rank_{rank:04d}.json"
+
+    # Payloads and what a run leaves.
+
+    def payload(self, round_index: int, rank: int, claim: int) -> str:
+        return f"{DATA_PREFIX}/{self.run_id}/round_{round_index:06d}/rank_{rank:04d}.c{claim}.bin"
+
+    def checkpoint_prefix(self, rank: int) -> str:
+        return f"{CHECKPOINT_PREFIX}/{self.run_id}/rank_{rank:04d}"
+
+    @property
+    def output_prefix(self) -> str:
+        return f"{OUTPUT_PREFIX}/{self.run_id}"
+
+    @property
+    def model_prefix(self) -> str:
+        return f"{self.output_prefix}/model"
+
+    def metrics(self, rank: int) -> str:
+        return f"{self.output_prefix}/metrics/rank_{rank:04d}.jsonl"
+
+    def _round(self, round_index: int) -> str:
+        return f"{self.log_prefix}/log/round_{round_index:06d}"

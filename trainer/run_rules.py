@@ -1,0 +1,65 @@
+"""Rules across run parameters, as data.
+
+A rule compares two sides; a side is a field name, a number, or a product of two. That is all
+the rules need, and little enough that the same tuple is evaluated here and rendered to JSONata
+for the state machine, so the two checks can't drift apart.
+"""
+
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+Relation = Literal["a multiple of", "below", "at most"]
+
+_HOLDS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+    "a multiple of": lambda left, right: left % right == 0,
+    "below": operator.lt,
+    "at most": operator.le,
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`left` must be `relation` `right`; asked only where the boolean field `when` is true."""
+
+    left: str
+    relation: Relation
+    right: str
+    why: str
+    when: str | None = None
+
+    @property
+    def subject(self) -> str:
+        """The field a broken rule is reported under: the first of the left side."""
+        return self.terms(self.left)[0]
+
+    @property
+    def fields(self) -> set[str]:
+        """Every field the rule reads. It is asked only when all of them are valid by themselves."""
+        sides = self.terms(self.left) + self.terms(self.right) + ([self.when] if self.when else [])
+        return {term for term in sides if not term.isdigit()}
+
+    @staticmethod
+    def terms(side: str) -> list[str]:
+        """The factors of a side: field names and whole numbers."""
+        return re.split(r"\s*\*\s*", side)
+
+    def holds(self, values: Mapping[str, Any]) -> bool:
+        if self.when is not None and not values[self.when]:
+            return True
+        return _HOLDS[self.relation](_product(self.left, values), _product(self.right, values))
+
+    def text(self, values: Mapping[str, Any]) -> str:
+        """The rule in words, with the values that break it."""
+        condition = f" with {self.when}" if self.when else ""
+        shown = ", ".join(f"{name}={values[name]}" for name in sorted(self.fields - {self.when}))
+        return f"{self.left} must be {self.relation} {self.right}{condition} ({shown}): {self.why}"
+
+
+def _product(side: str, values: Mapping[str, Any]) -> Any:
+    result = 1
+    for term in Rule.terms(side):
+        result = result * (int(term) if term.isdigit() else values[term])
+    return result
