@@ -30,6 +30,25 @@ RUN_ID_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}"
 
 RUN_FILE: Final = "run.json"
 
+# What a replica reports. Each is printed as `name=value` on one line a round, which SageMaker's
+# MetricDefinitions pick up (metric_pattern), and stands under the same name in the JSON lines.
+METRICS: Final = {
+    "train_loss": "mean training loss of the round's inner steps, nats per token",
+    "eval_loss": "held-out loss of the shared weights, nats per token",
+    "lr": "inner learning rate at the end of the round",
+    "grad_norm": "mean gradient norm of the round before clipping",
+    "tokens_per_s": "tokens trained on, per second of the round",
+    "exchange_s": "seconds from the snapshot of the pseudo-gradient to its mean",
+    "wait_s": "seconds of the exchange spent waiting for peers",
+    "sent_bytes": "bytes this replica put for the round",
+    "received_bytes": "bytes this replica fetched for the round",
+}
+
+
+def metric_pattern(name: str) -> str:
+    """The regular expression by which SageMaker finds one metric in a replica's output."""
+    return rf"(?:^|\s){name}=([0-9.eE+-]+)"
+
 
 def check_run_id(run_id: str) -> str:
     """Return `run_id`, or raise ValueError saying what a run id may be."""
