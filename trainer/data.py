@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from trainer.failures import BadDataSet
+from trainer.layout import TEXT_SUFFIXES
 from trainer.model import BYTE_OFFSET
 from trainer.rendezvous.errors import AccessDenied
 from trainer.run_spec import BUILT_IN_DATA
 
-SUFFIXES: Final = (".txt", ".md", ".rst", ".py")
 HELD_OUT_ONE_IN: Final = 10
 EVAL_SEQUENCES: Final = 64
 
@@ -110,14 +110,14 @@ def bigram_loss(corpus: Corpus, windows: torch.Tensor) -> float:
 def _read_files(source: str) -> dict[str, bytes]:
     try:
         fs, root = fsspec.core.url_to_fs(source)
-        paths = [path for path in fs.find(root) if path.endswith(SUFFIXES)]
+        paths = [path for path in fs.find(root) if path.endswith(TEXT_SUFFIXES)]
         contents = fs.cat(paths) if paths else {}
     except FileNotFoundError as error:
         raise BadDataSet(f"dataset_uri {source}: there is no such folder or bucket ({error})") from error
     except PermissionError as error:
         raise AccessDenied(f"dataset_uri {source}: reading was denied ({error})") from error
     if not contents:
-        raise BadDataSet(f"dataset_uri {source}: no text files ({', '.join(SUFFIXES)}) below it")
+        raise BadDataSet(f"dataset_uri {source}: no text files ({', '.join(TEXT_SUFFIXES)}) below it")
     prefix = len(root.rstrip("/")) + 1
     return {path[prefix:]: contents[path] for path in paths}
 

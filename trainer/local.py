@@ -128,12 +128,12 @@ class _Lines:
         return table
 
     def changed(self, gang: Gang) -> list[str]:
-        """Lines of those replicas whose state or round is new."""
+        """Lines of those replicas that have something new to say: another state, or a finished round."""
         lines = []
         for replica in gang.replicas:
             state, round_shown, step, loss, speed = self._cells(replica.rank, replica.status)
-            if self._said.get(replica.rank) != (state, round_shown):
-                self._said[replica.rank] = (state, round_shown)
+            if self._said.get(replica.rank) != (state, loss, speed):
+                self._said[replica.rank] = (state, loss, speed)
                 where = f"{state}, round {round_shown}, inner step {step}"
                 lines.append(f"rank {replica.rank}: {where}, loss {loss}, {speed} tokens/s")
         return lines

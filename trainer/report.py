@@ -98,7 +98,7 @@ def print_report(report: Report) -> None:
     names = [name for name in ("first_loss", "last_loss", "bigram_loss") if report[name] is not None]
     losses = [f"{name.replace('_', ' ')} {report[name]:.4f}" for name in names]
     if losses:
-        console.print("held out, nats per token: " + ", ".join(losses), highlight=False)
+        console.print("held out, nats per token: " + ", ".join(losses), highlight=False, soft_wrap=True)
     if report["status"] == SUCCEEDED:
         console.print(f"{SUCCEEDED}: all replicas hold the same weights", style="green", highlight=False)
         console.print(f"model: {report['model_uri']}", highlight=False, soft_wrap=True)

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 from transformers import PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 from trainer.data import Batches, bigram_loss, held_out_windows, load_corpus
 from trainer.diloco import DiLoCoLoop, make_diloco_outer_loop
@@ -37,6 +38,7 @@ def diloco_train(
     Returns held-out losses in nats per token: `first_loss`, `last_loss`, and `bigram_loss`, the
     yardstick. Raises NonFinite at the first loss that is not a number.
     """
+    disable_progress_bar()  # a log is no terminal
     spec = parse({**parameters, "n_replicas": world_size})
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     corpus = load_corpus(spec.dataset_uri)
