@@ -27,7 +27,7 @@ import torch
 from trainer.rendezvous.averaging import average_into
 from trainer.rendezvous.documents import Contribution, Member, Roster
 from trainer.rendezvous.errors import NonFinite, OddOneOut, ReplicasDiverged
-from trainer.rendezvous.payload import Payload
+from trainer.rendezvous.payload import CHUNK_BYTES, Payload
 from trainer.rendezvous.run_log import RunLog
 from trainer.rendezvous.state_hash import layout_hash, shared_state_hash, tensor_bytes
 from trainer.rendezvous.waiting import Clock, ContributionWait, Found, Standing, WaitBounds
@@ -146,7 +146,10 @@ class ObjectStoreAllReduce:
         """Put the payload, then the contribution that points at it; return the one that stands."""
         round_index, rank, claim = event.round, event.rank, event.claim
         payload = Payload.put(
-            self.log.store, self.log.keys.payload(round_index, rank, claim), tensor_bytes(snapshot)
+            self.log.store,
+            self.log.keys.payload(round_index, rank, claim),
+            tensor_bytes(snapshot),
+            CHUNK_BYTES,
         )
         event.sent_bytes = payload.size_bytes
         names = [(name, t.shape, t.dtype) for name, t in state["original_parameters"].items()]

@@ -10,7 +10,7 @@ import torch
 
 from trainer.rendezvous.documents import InitialWeights
 from trainer.rendezvous.errors import ForeignObject
-from trainer.rendezvous.payload import Payload
+from trainer.rendezvous.payload import CHUNK_BYTES, Payload
 from trainer.rendezvous.state_hash import layout_hash
 from trainer.rendezvous.waiting import Standing
 
@@ -51,6 +51,6 @@ def share_initial(standing: Standing, named: dict[str, torch.Tensor]) -> None:
 def _publish(standing: Standing, named: dict[str, torch.Tensor]) -> InitialWeights:
     log, rank, claim = standing.log, standing.rank, standing.claim
     data = safetensors.torch.save({name: t.detach().cpu().contiguous() for name, t in named.items()})
-    payload = Payload.put(log.store, log.keys.initial_payload(rank, claim), memoryview(data))
+    payload = Payload.put(log.store, log.keys.initial_payload(rank, claim), memoryview(data), CHUNK_BYTES)
     names = layout_hash((name, t.shape, t.dtype) for name, t in named.items())
     return InitialWeights(log.run_id, rank, claim, names, payload)

@@ -82,6 +82,8 @@ class ObjectStore:
 
     def put(self, key: str, data: Buffer) -> None:
         """Write an object, in parts where it is large. On return it is durable and readable."""
+        if isinstance(self._store, MemoryStore):
+            data = bytes(data)  # it would keep the caller's buffer, which may change
         try:
             obstore.put(self._store, key, memoryview(data), chunk_size=PART_BYTES)
         except (BaseError, OSError) as error:
@@ -169,7 +171,7 @@ def open_store(uri: str) -> ObjectStore:
     if parts.scheme == "file" and not parts.netloc and parts.path:
         return ObjectStore(LocalStore(parts.path, mkdir=True), uri)
     if parts.scheme == "memory":
-        return ObjectStore(MemoryStore(), uri)
+        return ObjectStore(MemoryStore(), "memory://store")
     raise ValueError(f"store {uri!r}: must be s3://BUCKET, file:///FOLDER or memory://")
 
 

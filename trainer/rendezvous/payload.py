@@ -31,12 +31,10 @@ class Payload:
     chunk_crc64nvme: tuple[str, ...]  # hexadecimal: a JSON number is exact to 53 bits only
 
     @classmethod
-    def put(cls, store: ObjectStore, key: str, data: memoryview, chunk_bytes: int = CHUNK_BYTES) -> "Payload":
+    def put(cls, store: ObjectStore, key: str, data: memoryview, chunk_bytes: int) -> "Payload":
         """Store the bytes under a key nobody else ever uses; on return they are durable."""
         store.put(key, data)
-        crcs = tuple(
-            _crc64nvme(data[at : at + chunk_bytes]) for at in range(0, max(len(data), 1), chunk_bytes)
-        )
+        crcs = tuple(_crc64nvme(data[at : at + chunk_bytes]) for at in range(0, len(data), chunk_bytes))
         return cls(key, len(data), chunk_bytes, crcs)
 
     def fetch_chunk(self, store: ObjectStore, index: int, where: str) -> bytearray:
