@@ -118,14 +118,13 @@ def make_diloco_outer_loop(
         fragment_update_alpha=fragment_update_alpha,
     )
 
-    def outer_step(round_index: int, mean: torch.Tensor) -> None:
-        index = round_index % fragments
+    def outer_step(index: int, mean: torch.Tensor) -> None:
         _set_gradients(parts[index], mean)
         outer[index].step()
         outer[index].zero_grad()
         diloco._fragments[index].save_parameters()
 
-    manager.catch_up(outer_step, lambda round_index: parts[round_index % fragments].numel())
+    manager.catch_up(outer_step)
     manager.resume_at(manager.current_step() * (sync_every // fragments))
     return DiLoCoLoop(diloco, manager, parts)
 

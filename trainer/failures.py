@@ -19,7 +19,7 @@ class BadDataSet(Exception):
 
 
 class BadTrainer(Exception):
-    """trainer_module or trainer_fn names nothing that can be called."""
+    """trainer_module or trainer_fn names nothing that can be called, or nothing that trains."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Ending:
 ENDINGS: Final[dict[type[BaseException], Ending]] = {
     errors.Stopped: Ending(0, False, "asked to stop (SIGTERM), and did; there is no result"),
     InvalidRunParameters: Ending(10, False, "the run parameters can't be used"),
-    BadTrainer: Ending(10, False, "trainer_module or trainer_fn names nothing that can be called"),
+    BadTrainer: Ending(10, False, "trainer_module:trainer_fn can't be called or doesn't train"),
     BadDataSet: Ending(11, False, "the data set is missing, empty, too small or not text"),
     errors.AccessDenied: Ending(12, False, "the store refused this identity"),
     errors.NonFinite: Ending(13, False, "a loss or pseudo-gradient was NaN or infinite"),

@@ -33,21 +33,24 @@ class Replica:
         code = self.process.poll()
         if code is None:
             return "InProgress"
-        if self.asked_to_stop:
+        if self.asked_to_stop or (code == 0 and self._words() is not None):
             return "Stopped"
         return "Completed" if code == 0 else "Failed"
 
     def failure(self) -> str | None:
         """Why it failed: its own words, or the signal that killed it."""
-        code = self.process.poll()
-        if code in (None, 0):
+        code, words = self.process.poll(), self._words()
+        if code is None or (code == 0 and words is None):
             return None
-        file = self.base / "output" / "failure"
-        if file.exists():
-            return file.read_text().strip()
-        if code is not None and code < 0:
+        if words is not None:
+            return words
+        if code < 0:
             return f"Killed: rank {self.rank}: the process was ended by {signal.Signals(-code).name}"
         return f"Failed: rank {self.rank}: exit code {code} and no reason given; see {self.base / 'log.txt'}"
+
+    def _words(self) -> str | None:
+        file = self.base / "output" / "failure"
+        return file.read_text().strip() if file.exists() else None
 
 
 @dataclass
@@ -71,8 +74,8 @@ class Gang:
         return [replica for replica in self.replicas if replica.process.poll() is None]
 
     def failed(self) -> Replica | None:
-        """A replica that failed by its own fault, if there is one; else one that failed for a peer's."""
-        failed = [replica for replica in self.replicas if replica.status == "Failed"]
+        """A replica that ended by its own fault, if there is one; else one that ended for a peer's."""
+        failed = [r for r in self.replicas if not r.asked_to_stop and r.status in ("Failed", "Stopped")]
         return min(failed, key=lambda r: (r.failure() or "").startswith("PeerLost"), default=None)
 
     def wait(self, seconds: float) -> None:

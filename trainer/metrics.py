@@ -15,12 +15,16 @@ log: Final = logging.getLogger("metrics")
 
 
 class RoundMetrics:
-    """Collects one rank's rounds. S3 has no append, so the file is written whole each time."""
+    """Collects one rank's rounds. S3 has no append, so the file is written whole each time.
+
+    A relaunched process goes on with what its earlier life reported.
+    """
 
     def __init__(self, manager: ObjectStoreManager, rank: int) -> None:
         self._manager = manager
         self._rank = rank
-        self._lines: list[str] = []
+        earlier = manager.log.store.find(manager.log.keys.metrics(rank)) or b""
+        self._lines = earlier.decode().splitlines()
 
     def report(self, *, round_index: int, inner_step: int, **values: float) -> None:
         """Print and store one round's metrics. Raises KeyError for a name that is not in layout.METRICS."""

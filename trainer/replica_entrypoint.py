@@ -34,7 +34,7 @@ from urllib.parse import urlsplit
 
 from trainer import failures, layout
 from trainer.rendezvous.allreduce import ObjectStoreAllReduce
-from trainer.rendezvous.errors import RendezvousError
+from trainer.rendezvous.errors import RendezvousError, ReplicasDiverged
 from trainer.rendezvous.manager import ObjectStoreManager
 from trainer.rendezvous.progress import ProgressReporter
 from trainer.rendezvous.run_log import RunLog
@@ -59,7 +59,9 @@ def main(argv: list[str] | None = None, environ: Mapping[str, str] = os.environ)
         if not 0 <= rank < run.spec.n_replicas:
             raise InvalidRunParameters({"--rank": f"must be from 0 to {run.spec.n_replicas - 1}, not {rank}"})
         _run_replica(run, rank, base, stop, job=environ.get(layout.SAGEMAKER_JOB_ENV, "local"))
-    except BaseException as error:  # noqa: BLE001 - the process ends here, and says why, whatever it was
+    except BaseException as error:  # the process ends here, and says why, whatever it was
+        if isinstance(error, SystemExit) and rank is None:
+            raise  # --help
         return _end(error, rank, base)
     return 0
 
@@ -81,6 +83,11 @@ def _run_replica(run: Run, rank: int, base: Path, stop: threading.Event, *, job:
         returned = train(
             manager=manager, rank=rank, world_size=spec.n_replicas, model_dir=model_dir, **parameters
         )
+        if not manager.has_fragments:
+            raise failures.BadTrainer(
+                f"trainer_fn {spec.trainer_fn}: returned without having wired a model to `manager`; wrap the "
+                "inner optimizer with trainer.diloco.make_diloco_outer_loop"
+            )
         if rank == 0:  # all ranks hold the same model; one copy of it is the run's
             for path in sorted(p for p in model_dir.rglob("*") if p.is_file()):
                 key = f"{run_log.keys.model_prefix}/{path.relative_to(model_dir).as_posix()}"
@@ -93,7 +100,12 @@ def _run_replica(run: Run, rank: int, base: Path, stop: threading.Event, *, job:
             "weights_hash": manager.weights_hash(),
             "model_uri": run.store.address(run_log.keys.model_prefix),
         }
-        run_log.publish_result(rank, result)
+        standing_result = run_log.publish_result(rank, result)
+        if standing_result.get("weights_hash") != result["weights_hash"]:
+            raise ReplicasDiverged(
+                f"rank {rank}: this process ended with weights {result['weights_hash'][:12]}, an earlier one "
+                f"of this rank with {str(standing_result.get('weights_hash'))[:12]}. Do not trust the model."
+            )
     except BaseException as error:
         stop.set()  # an exchange still in flight must not go on speaking for this rank
         _close_after(error, reporter)
@@ -160,10 +172,9 @@ def _end(error: BaseException, rank: int | None, base: Path) -> int:
     text = failures.failure_text(error, rank)
     expected = ending is not failures.UNEXPECTED
     log.error("event=ended exit_code=%d %s", ending.exit_code, text, exc_info=None if expected else error)
-    if ending.exit_code:
-        output = base / "output"
-        output.mkdir(parents=True, exist_ok=True)
-        (output / "failure").write_text(text + "\n")
+    output = base / "output"
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "failure").write_text(text + "\n")
     return ending.exit_code
 
 

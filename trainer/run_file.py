@@ -6,10 +6,10 @@ parameters themselves (256 characters each).
 """
 
 import json
+import uuid
 from dataclasses import dataclass
-from typing import Any
 
-from trainer.layout import RENDEZVOUS_PREFIX, RUN_FILE, RunLayout, check_run_id
+from trainer.layout import RENDEZVOUS_PREFIX, RUN_FILE, RunLayout
 from trainer.rendezvous.errors import AbsentObject
 from trainer.rendezvous.object_store import ObjectStore, open_store
 from trainer.rendezvous.run_log import read_json
@@ -35,7 +35,8 @@ class Run:
 
 def create_run(store: ObjectStore, run_id: str, spec: RunSpec) -> Run:
     """Write run.json. Raises RunNameTaken where the run exists already."""
-    body = json.dumps({"run_id": run_id, "parameters": spec.model_dump()}).encode()
+    launch = uuid.uuid4().hex  # tells this launch from another of the same name at the same moment
+    body = json.dumps({"run_id": run_id, "launch": launch, "parameters": spec.model_dump()}).encode()
     key = RunLayout(run_id).run_file
     if store.find(key) is not None or store.create(key, body) != body:
         raise RunNameTaken(f"{store.address(key)} exists: a run's log is never written over; choose another")
@@ -53,20 +54,16 @@ def read_run(uri: str) -> Run:
     if not found or name != RUN_FILE:
         expected = f"s3://BUCKET/{RENDEZVOUS_PREFIX}/RUN_ID/{RUN_FILE}"
         raise InvalidRunParameters({"--run": f"must be the URI of a run.json, as {expected}, not {uri!r}"})
-    store = open_store(root)
-    key = RunLayout(check_run_id(run_id)).run_file
+    try:
+        store = open_store(root)
+        key = RunLayout(run_id).run_file
+    except ValueError as error:
+        raise InvalidRunParameters({"--run": str(error)}) from error
     try:
         data = store.get(key)
     except AbsentObject as error:
         raise AbsentObject(f"{uri} does not exist: the run never started, or its log was deleted") from error
-    document = read_json(_unquoted(data), uri)
+    document = read_json(data, uri)
     if document.get("run_id") != run_id:
         raise InvalidRunParameters({"run_id": f"{uri} says {document.get('run_id')!r}"})
     return Run(run_id, parse(document.get("parameters")), store)
-
-
-def _unquoted(data: bytes) -> bytes:
-    if not data.lstrip().startswith(b'"'):
-        return data
-    text: Any = json.loads(data)
-    return str(text).encode()

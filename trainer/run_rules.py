@@ -55,7 +55,8 @@ class Rule:
         """The rule in words, with the values that break it."""
         condition = f" with {self.when}" if self.when else ""
         shown = ", ".join(f"{name}={values[name]}" for name in sorted(self.fields - {self.when}))
-        return f"{self.left} must be {self.relation} {self.right}{condition} ({shown}): {self.why}"
+        left = "" if self.left == self.subject else f"{self.left} "
+        return f"{left}must be {self.relation} {self.right}{condition} ({shown}): {self.why}"
 
 
 def _product(side: str, values: Mapping[str, Any]) -> Any:

@@ -86,8 +86,8 @@ class RunSpec(BaseModel):
     )  # fmt: skip
     trainer_fn: str = Field(
         "diloco_train", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=100,
-        description="Function called as fn(manager=, rank=, world_size=, and every parameter of this group "
-        "and the next two).",
+        description="Function called as fn(manager=, rank=, world_size=, model_dir=, and the parameters from "
+        "model_name to fragment_update_alpha).",
     )  # fmt: skip
     model_name: str = Field(
         "tiny-random", min_length=1, max_length=200,

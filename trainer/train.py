@@ -21,7 +21,7 @@ from trainer.metrics import RoundMetrics
 from trainer.model import BYTE_OFFSET, build_model, build_tokenizer
 from trainer.rendezvous.errors import NonFinite
 from trainer.rendezvous.manager import ObjectStoreManager
-from trainer.run_spec import RunSpec, parse
+from trainer.run_spec import InvalidRunParameters, RunSpec, parse
 
 EVAL_BATCH: Final = 16
 FINAL_LR_SHARE: Final = 0.1  # the cosine ends at a tenth of the peak, as usual for language models
@@ -52,6 +52,9 @@ def diloco_train(
     )
     held_out = held_out_windows(corpus, spec.seq_len)
     model = build_model(spec.model_name, seq_len=spec.seq_len, seed=spec.seed).to(device)
+    trainable = sum(p.requires_grad for p in model.parameters())
+    if spec.fragments > trainable:
+        raise InvalidRunParameters({"fragments": f"must be at most {trainable}, this model's parameters"})
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=spec.lr, betas=(0.9, 0.95), weight_decay=spec.weight_decay
     )

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from trainer.rendezvous.allreduce import ObjectStoreAllReduce
+from trainer.rendezvous.allreduce import Base, ObjectStoreAllReduce
 from trainer.rendezvous.manager import ObjectStoreManager
 from trainer.rendezvous.object_store import ObjectStore
 from trainer.rendezvous.progress import ProgressReporter
@@ -44,7 +44,11 @@ def together(size: int, work: Callable[[int], T]) -> list[T]:
         return [future.result() for future in [pool.submit(work, rank) for rank in range(size)]]
 
 
-def state(*tensors: torch.Tensor) -> dict[str, object]:
+def state(weights: torch.Tensor) -> dict[str, object]:
     """A fragment's shared state in torchft's form, its outer optimizer without momentum."""
-    named = {f"w{index}": tensor for index, tensor in enumerate(tensors)}
-    return {"original_parameters": named, "outer_optimizer": {"state": {}, "param_groups": []}}
+    return {"original_parameters": {"w": weights}, "outer_optimizer": {"state": {}, "param_groups": []}}
+
+
+def base(numel: int, weights: torch.Tensor | None = None, fragment: int = 0) -> Base:
+    """What a contribution of `numel` values starts from: `weights`, or zeros."""
+    return Base.of(fragment, state(torch.zeros(numel) if weights is None else weights))

@@ -12,7 +12,6 @@ from trainer.diloco import DiLoCoLoop, make_diloco_outer_loop
 from trainer.rendezvous.manager import ObjectStoreManager
 from trainer.rendezvous.object_store import ObjectStore
 
-
 _RANDOM_STATE = threading.Lock()  # torch's random state is the process's, ranks are threads here
 
 

@@ -121,7 +121,7 @@ def test_shared_weights_are_shown_and_taken_away_again(store: ObjectStore) -> No
 
 @pytest.mark.parametrize("s", [Settings(), Settings(fragments=2), Settings(fragments=2, delay=1)], ids=str)
 def test_a_killed_replica_comes_back_at_the_head_and_all_end_equal(s: Settings) -> None:
-    """Rank 1 dies in its third round, before it sends; its next process folds the log and goes on from there."""
+    """Rank 1 dies in its third round, before it sends; its next process folds the log and goes on."""
     store = open_store("memory://")
     size = 2
 

@@ -20,46 +20,72 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from trainer.rendezvous.averaging import average_into
 from trainer.rendezvous.documents import Contribution, Member, Roster
 from trainer.rendezvous.errors import NonFinite, OddOneOut, ReplicasDiverged
-from trainer.rendezvous.payload import CHUNK_BYTES, Payload
+from trainer.rendezvous.payload import Payload
 from trainer.rendezvous.run_log import RunLog
 from trainer.rendezvous.state_hash import layout_hash, shared_state_hash, tensor_bytes
 from trainer.rendezvous.waiting import Clock, ContributionWait, Found, Standing, WaitBounds
 
 FragmentState = Mapping[str, Any]  # torchft's {"original_parameters": ..., "outer_optimizer": ...}
+DTYPE: Final = "float32"
+
+
+@dataclass(frozen=True)
+class Base:
+    """What a contribution is computed from and must fit: a fragment's layout and its shared state."""
+
+    fragment: int
+    numel: int
+    layout_hash: str
+    shared_hash: str
+
+    @classmethod
+    def of(cls, fragment: int, state: FragmentState) -> "Base":
+        parameters = state["original_parameters"]
+        names = [(name, t.shape, t.dtype) for name, t in parameters.items()]
+        numel = sum(t.numel() for t in parameters.values())
+        return cls(fragment, numel, layout_hash(names), shared_state_hash(state))
+
+    def check(self, contribution: Contribution, address: str) -> None:
+        """Raise ForeignObject where a contribution is of another fragment, layout or size."""
+        contribution.check_is(
+            address,
+            fragment=self.fragment,
+            dtype=DTYPE,
+            shape=(self.numel,),
+            layout_hash=self.layout_hash,
+        )
+        contribution.payload.check_size(address, 4 * self.numel)
 
 
 @dataclass
 class RoundEvent:
-    """What one rank did in one round; seconds since its snapshot. Written to the log when applied."""
+    """What one rank did in one round, and how many seconds each part took. Written when applied."""
 
     run_id: str
     round: int
     fragment: int
     rank: int
     claim: int
-    started_at: str  # UTC, this machine's clock: for people, never compared
-    put_s: float = 0.0
+    started_at: str  # of the exchange, UTC, by this machine's clock: for people, never compared
+    computed_s: float = 0.0  # inner steps, from the end of the round before to the snapshot
+    put_s: float = 0.0  # payload and contribution
     waited_s: float = 0.0
-    waited_for: list[int] = field(default_factory=list)
-    fetched_s: float = 0.0
-    applied_s: float = 0.0
+    waited_for: list[int] = field(default_factory=list)  # the ranks that came last
+    fetched_s: float = 0.0  # roster, payloads, mean
+    applied_s: float = 0.0  # from the snapshot until the mean was handed to the outer step
     sent_bytes: int = 0
     received_bytes: int = 0
     contributed: bool = True  # False where the round was committed before this process came to it
 
-    began_s: float = 0.0  # this process's own clock; means nothing elsewhere and is not written
-
     def encode(self) -> bytes:
-        document = asdict(self)
-        del document["began_s"]
-        return json.dumps(document, sort_keys=True).encode()
+        return json.dumps(asdict(self), sort_keys=True).encode()
 
 
 @dataclass(frozen=True)
@@ -95,7 +121,7 @@ class ObjectStoreAllReduce:
 
         def run() -> None:
             try:
-                done.set_result(self.run(round_index, fragment, snapshot, state()))
+                done.set_result(self.run(round_index, snapshot, Base.of(fragment, state())))
             except BaseException as error:  # noqa: BLE001 - handed to the thread that waits, whatever it is
                 done.set_exception(error)
 
@@ -103,90 +129,81 @@ class ObjectStoreAllReduce:
         threading.Thread(target=run, name=f"exchange-{round_index}", daemon=True).start()
         return done
 
-    def run(self, round_index: int, fragment: int, snapshot: torch.Tensor, state: FragmentState) -> Mean:
-        """The whole round on the calling thread. `snapshot` becomes the mean."""
-        event = self._event(round_index, fragment)
+    def run(self, round_index: int, snapshot: torch.Tensor, base: Base) -> Mean:
+        """The whole round on the calling thread. `snapshot`, flat float32, becomes the mean."""
+        began_s = self.clock.now()
+        event = self._event(round_index, base.fragment)
         self.standing.check(round_index)
         self._require_finite(round_index, snapshot)
-        base_hash = shared_state_hash(state)
         roster = self.log.roster(round_index)
         if roster is not None:
             # Somebody, perhaps an earlier life of this rank, has brought the round to its end: never
             # contribute below the head of the log, take what was agreed (rule 8).
             event.contributed = False
-            self._require_base(round_index, base_hash, roster.base_hash)
-            mean = self.committed_mean(roster, like=snapshot, event=event)
-            event.fetched_s = self.clock.now() - event.began_s
-            return mean
-        ours = self._contribute(event, snapshot, state, base_hash)
-        event.put_s = self.clock.now() - event.began_s
+            event.received_bytes = self.committed_mean(roster, snapshot, base)
+            event.fetched_s = self.clock.now() - began_s
+            return Mean(snapshot, event)
+        ours = self._contribute(event, snapshot, base)
+        put_s = self.clock.now()
         found, event.waited_for = self._wait.until_complete(round_index)
-        event.waited_s = self.clock.now() - event.began_s - event.put_s
-        for rank, (theirs, _) in found.items():
-            address = self.log.store.address(self.log.keys.contribution(round_index, rank))
-            theirs.check_is(
-                address, fragment=fragment, dtype=ours.dtype, shape=ours.shape, layout_hash=ours.layout_hash
-            )
+        complete_s = self.clock.now()
+        for contribution, _ in found.values():
+            self._check(contribution, base)
         agreed_hash = self._agreed_base(round_index, found)
         members = tuple(Member(rank, found[rank][0].claim, found[rank][1]) for rank in sorted(found))
         roster = self.log.commit(round_index, agreed_hash, members)
-        self._require_base(round_index, base_hash, agreed_hash)
-        mean = self._mean(roster, snapshot, ours, event)
-        event.fetched_s = self.clock.now() - event.began_s - event.put_s - event.waited_s
-        return mean
+        self._require_base(round_index, base.shared_hash, roster.base_hash)
+        event.received_bytes = self._mean_of(roster, snapshot, base, ours)
+        event.put_s, event.waited_s = put_s - began_s, complete_s - put_s
+        event.fetched_s = self.clock.now() - complete_s
+        return Mean(snapshot, event)
 
-    def committed_mean(self, roster: Roster, *, like: torch.Tensor, event: RoundEvent | None = None) -> Mean:
-        """The mean of a committed round, for a replica that catches up. Overwrites `like`."""
-        event = event or self._event(roster.round, -1)
-        return self._mean(roster, like, None, event)
+    def committed_mean(self, roster: Roster, out: torch.Tensor, base: Base) -> int:
+        """Replace `out` by the mean of a round that is committed already; return the bytes fetched.
 
-    def _contribute(
-        self, event: RoundEvent, snapshot: torch.Tensor, state: FragmentState, base_hash: str
-    ) -> Contribution:
+        Raises OddOneOut where `base` isn't what the round's members started from.
+        """
+        self._require_base(roster.round, base.shared_hash, roster.base_hash)
+        return self._mean_of(roster, out, base, None)
+
+    def _contribute(self, event: RoundEvent, snapshot: torch.Tensor, base: Base) -> Contribution:
         """Put the payload, then the contribution that points at it; return the one that stands."""
         round_index, rank, claim = event.round, event.rank, event.claim
-        payload = Payload.put(
-            self.log.store,
-            self.log.keys.payload(round_index, rank, claim),
-            tensor_bytes(snapshot),
-            CHUNK_BYTES,
-        )
+        key = self.log.keys.payload(round_index, rank, claim)
+        payload = Payload.put(self.log.store, key, tensor_bytes(snapshot))
         event.sent_bytes = payload.size_bytes
-        names = [(name, t.shape, t.dtype) for name, t in state["original_parameters"].items()]
         ours = Contribution(
             run_id=self.log.run_id,
             round=round_index,
-            fragment=event.fragment,
+            fragment=base.fragment,
             rank=rank,
             claim=claim,
             local_rank=0,
             local_world_size=1,
-            dtype="float32",
+            dtype=DTYPE,
             shape=tuple(snapshot.shape),
-            layout_hash=layout_hash(names),
-            base_hash=base_hash,
+            layout_hash=base.layout_hash,
+            base_hash=base.shared_hash,
             payload=payload,
         )
-        key = self.log.keys.contribution(round_index, rank)
-        standing = self.log.checked_contribution(self.log.store.create(key, ours.encode()), round_index, rank)
+        standing = self.log.contribute(ours)
         # An earlier life of this rank may have contributed before it died: then its word counts, and
         # ours is never read. A later life's word means that we are superseded.
         if standing.claim > claim:
             self.standing.check(round_index)
         return standing
 
-    def _mean(self, roster: Roster, out: torch.Tensor, ours: Contribution | None, event: RoundEvent) -> Mean:
+    def _mean_of(self, roster: Roster, out: torch.Tensor, base: Base, ours: Contribution | None) -> int:
         members = self.log.members_of(roster)
         for member in members:
-            member.check_is(
-                self.log.store.address(self.log.keys.contribution(roster.round, member.rank)),
-                shape=tuple(out.shape),
-                dtype="float32",
-            )
-        # What we hold in memory is our member's payload only if it was put under our own claim.
+            self._check(member, base)
+        # `out` is our member's payload only if that was put under our own claim.
         own = next((m for m in members if m == ours and m.claim == self.standing.claim), None)
-        event.received_bytes = average_into(out, members, self.log.store, own=own)
-        return Mean(out, event)
+        return average_into(out, members, self.log.store, own=own)
+
+    def _check(self, contribution: Contribution, base: Base) -> None:
+        key = self.log.keys.contribution(contribution.round, contribution.rank)
+        base.check(contribution, self.log.store.address(key))
 
     def _agreed_base(self, round_index: int, found: Found) -> str:
         """The base hash of most ranks (rule 9). Without a majority the run is given up."""
@@ -197,9 +214,7 @@ class ObjectStoreAllReduce:
         shown = ", ".join(f"rank {rank} {value[:12]}" for rank, value in by_rank.items())
         reason = f"round {round_index}: the replicas' shared weights differ and none has a majority: {shown}"
         self.log.abort(by=f"rank {self.standing.rank}", reason=reason, round_index=round_index, missing=[])
-        raise ReplicasDiverged(
-            f"rank {self.standing.rank} {reason}. Start a new run from the last good model."
-        )
+        raise ReplicasDiverged(f"rank {self.standing.rank} {reason}. Start a new run.")
 
     def _require_base(self, round_index: int, ours: str, agreed: str) -> None:
         if ours != agreed:
@@ -223,6 +238,5 @@ class ObjectStoreAllReduce:
             fragment=fragment,
             rank=self.standing.rank,
             claim=self.standing.claim,
-            began_s=self.clock.now(),
             started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )

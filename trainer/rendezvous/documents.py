@@ -97,5 +97,4 @@ class InitialWeights(Document):
 
     rank: int
     claim: int
-    layout_hash: str
     payload: Payload

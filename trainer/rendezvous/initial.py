@@ -10,8 +10,7 @@ import torch
 
 from trainer.rendezvous.documents import InitialWeights
 from trainer.rendezvous.errors import ForeignObject
-from trainer.rendezvous.payload import CHUNK_BYTES, Payload
-from trainer.rendezvous.state_hash import layout_hash
+from trainer.rendezvous.payload import Payload
 from trainer.rendezvous.waiting import Standing
 
 
@@ -36,12 +35,12 @@ def share_initial(standing: Standing, named: dict[str, torch.Tensor]) -> None:
     wrong = sorted(
         name
         for name in loaded.keys() | named.keys()
-        if name not in loaded or name not in named or loaded[name].shape != named[name].shape
+        if name not in loaded or name not in named or not _alike(loaded[name], named[name])
     )
     if wrong:
         raise ForeignObject(
             f"rank {rank}: {address} is of another model than this replica's: {len(wrong)} tensors are "
-            f"missing, extra or of another shape, first {wrong[:3]}. All replicas must build the same model."
+            f"missing, extra or of another shape or type, first {wrong[:3]}. Build the same on all ranks."
         )
     with torch.no_grad():
         for name, tensor in named.items():
@@ -51,6 +50,9 @@ def share_initial(standing: Standing, named: dict[str, torch.Tensor]) -> None:
 def _publish(standing: Standing, named: dict[str, torch.Tensor]) -> InitialWeights:
     log, rank, claim = standing.log, standing.rank, standing.claim
     data = safetensors.torch.save({name: t.detach().cpu().contiguous() for name, t in named.items()})
-    payload = Payload.put(log.store, log.keys.initial_payload(rank, claim), memoryview(data), CHUNK_BYTES)
-    names = layout_hash((name, t.shape, t.dtype) for name, t in named.items())
-    return InitialWeights(log.run_id, rank, claim, names, payload)
+    payload = Payload.put(log.store, log.keys.initial_payload(rank, claim), memoryview(data))
+    return InitialWeights(log.run_id, rank, claim, payload)
+
+
+def _alike(first: torch.Tensor, second: torch.Tensor) -> bool:
+    return (first.shape, first.dtype) == (second.shape, second.dtype)

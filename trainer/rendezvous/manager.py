@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.distributed import Work
 
-from trainer.rendezvous.allreduce import FragmentState, Mean, ObjectStoreAllReduce, RoundEvent
+from trainer.rendezvous.allreduce import Base, FragmentState, Mean, ObjectStoreAllReduce, RoundEvent
 from trainer.rendezvous.initial import share_initial
 from trainer.rendezvous.progress import ProgressReporter
 from trainer.rendezvous.run_log import RunLog
@@ -71,6 +71,7 @@ class ObjectStoreManager:
         self._save_fns: dict[str, SaveFn] = {}
         self._load_fns: dict[str, LoadFn] = {}
         self._work: ExchangeWork | None = None
+        self._round_began_s = self._sent_s = exchange.clock.now()
         self.last_round: RoundEvent | None = None
 
     # torchft's side
@@ -107,6 +108,7 @@ class ObjectStoreManager:
             )
         fragment = self._round % len(self._save_fns)  # DiLoCo registers its fragments when it is made
         save = self._save_fns[f"StreamingDiLoCoFragment_{fragment}"]
+        self._sent_s = self._exchange.clock.now()
         self._work = ExchangeWork(tensor, self._exchange.start(self._round, fragment, tensor, save))
         return self._work
 
@@ -115,8 +117,9 @@ class ObjectStoreManager:
         if self._work is None:
             raise RuntimeError(f"round {self._round}: nothing was exchanged, so nothing can commit")
         event, self._work = self._work.event, None
-        log = self._exchange.log
-        event.applied_s = self._exchange.clock.now() - event.began_s
+        log, now_s = self._exchange.log, self._exchange.clock.now()
+        event.computed_s, event.applied_s = self._sent_s - self._round_began_s, now_s - self._sent_s
+        self._round_began_s = now_s
         self.last_round = event
         key = log.keys.event(event.round, event.rank)
         self._reporter.later(lambda: log.store.create(key, event.encode()))
@@ -134,15 +137,20 @@ class ObjectStoreManager:
         """Make `named` the run's initial weights, or load those that somebody shared before, in place."""
         share_initial(self._exchange.standing, named)
 
-    def catch_up(self, apply: Callable[[int, torch.Tensor], None], numel: Callable[[int], int]) -> int:
+    def catch_up(self, apply: Callable[[int, torch.Tensor], None]) -> int:
         """Apply every committed mean in order and advance past it; return the rounds done.
 
-        `apply(round, mean)` takes the outer step of one fragment with a flat float32 mean of
-        `numel(round)` elements. The log's fold is the shared state (rule 8).
+        `apply(fragment, mean)` takes one fragment's outer step with its flat float32 mean. The log's
+        fold is the shared state (rule 8). Raises as the exchange does: a mean that is missing or
+        foreign is never skipped.
         """
         while (roster := self.log.roster(self._round)) is not None:
-            out = torch.empty(numel(self._round), dtype=torch.float32)
-            apply(self._round, self._exchange.committed_mean(roster, like=out).tensor)
+            self._exchange.standing.check(self._round)
+            fragment = self._round % len(self._save_fns)
+            base = Base.of(fragment, self._save_fns[f"StreamingDiLoCoFragment_{fragment}"]())
+            mean = torch.empty(base.numel, dtype=torch.float32)
+            self._exchange.committed_mean(roster, mean, base)
+            apply(fragment, mean)
             self._round += 1
             self._reporter.update(round=self._round, state="catching up")
         return self._round
@@ -150,6 +158,7 @@ class ObjectStoreManager:
     def resume_at(self, inner_step: int) -> None:
         """Say at which inner step the trainer goes on."""
         self._inner_step = inner_step
+        self._round_began_s = self._exchange.clock.now()
         self._reporter.update(inner_step=inner_step)
 
     def report(self, **fields: Any) -> None:
@@ -163,6 +172,11 @@ class ObjectStoreManager:
     def check_stop(self) -> None:
         """Raise Stopped where this process was asked to stop; call it between inner steps."""
         self._exchange.standing.check_stop()
+
+    @property
+    def has_fragments(self) -> bool:
+        """Whether a model was wired to this manager."""
+        return bool(self._save_fns)
 
     def weights_hash(self) -> str:
         """Hash of the shared weights, over all fragments; equal on all ranks after the same round."""

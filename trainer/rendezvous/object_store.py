@@ -7,6 +7,7 @@ come from boto3, so this works wherever boto3 does: SageMaker's container creden
 a profile, or AWS_ENDPOINT_URL_S3 pointing at an emulator.
 """
 
+import re
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -33,7 +34,9 @@ Buffer = bytes | bytearray | memoryview
 
 PART_BYTES: Final = 16 * 2**20  # one request of a large object; 10,000 parts (S3) reach 156 GiB
 REQUEST_TIMEOUT_S: Final = 120  # obstore's default of 30 s is short for a part on a slow link
-RETRY_S: Final = 120.0  # how long one operation tries before it reports StoreFailed
+# How long one request is retried, and how long a create-only put is put again, before StoreFailed.
+REQUEST_RETRY_S: Final = 60.0
+RETRY_S: Final = 120.0
 
 
 class ObjectStore:
@@ -103,7 +106,7 @@ class ObjectStore:
             try:
                 obstore.put(self._store, key, data, mode="create", use_multipart=False)
                 return data
-            except (PermissionDeniedError, UnauthenticatedError, FileNotFoundError) as error:
+            except (PermissionDeniedError, UnauthenticatedError, PermissionError, FileNotFoundError) as error:
                 self._refuse(error, "PUT", key)
             except (AlreadyExistsError, PreconditionError, BaseError, OSError) as error:
                 standing = self.find(key)
@@ -185,18 +188,28 @@ def _s3_store(bucket: str) -> S3Store:
             f"s3://{bucket}: boto3 finds no usable credentials or region here ({error}); "
             "configure them as for the AWS CLI"
         ) from error
-    # An address of somebody's choosing is an emulator or a gateway: it may have no DNS for bucket names.
-    custom = not str(meta.endpoint_url).endswith("amazonaws.com")
+    endpoint, virtual_hosted = _address_style(str(meta.endpoint_url), bucket)
     return S3Store(
         bucket,
         region=meta.region_name,
-        endpoint=meta.endpoint_url if custom else None,
-        virtual_hosted_style_request=not custom,
+        endpoint=endpoint,
+        virtual_hosted_style_request=virtual_hosted,
         credential_provider=credentials,
-        unsigned_payload=True,  # manifests carry checksums of their own; TLS guards the way
+        # S3 checks what arrives against this, so that no upload is durable damaged; signing the body, too,
+        # would hash it a second time.
+        checksum_algorithm="crc64nvme",
+        unsigned_payload=True,
         client_options={
             "timeout": timedelta(seconds=REQUEST_TIMEOUT_S),
             "allow_http": str(meta.endpoint_url).startswith("http://"),
         },
-        retry_config={"retry_timeout": timedelta(seconds=RETRY_S)},
+        retry_config={"retry_timeout": timedelta(seconds=REQUEST_RETRY_S)},
     )
+
+
+def _address_style(endpoint: str, bucket: str) -> tuple[str, bool]:
+    """S3's own hosts take the bucket in the host name; emulators, gateways and VPC endpoints in the path."""
+    scheme, _, host = endpoint.partition("://")
+    if re.fullmatch(r"s3[a-z0-9.-]*\.amazonaws\.com(\.cn)?", host) and "." not in bucket:
+        return f"{scheme}://{bucket}.{host}", True
+    return endpoint, False

@@ -13,7 +13,7 @@ from typing import Final
 
 from awscrt import checksums
 
-from trainer.rendezvous.errors import AbsentObject, DamagedObject
+from trainer.rendezvous.errors import AbsentObject, DamagedObject, ForeignObject
 from trainer.rendezvous.object_store import ObjectStore
 
 # What is fetched, checked and summed at a time. A multiple of four, so of every float32.
@@ -31,11 +31,12 @@ class Payload:
     chunk_crc64nvme: tuple[str, ...]  # hexadecimal: a JSON number is exact to 53 bits only
 
     @classmethod
-    def put(cls, store: ObjectStore, key: str, data: memoryview, chunk_bytes: int) -> "Payload":
+    def put(cls, store: ObjectStore, key: str, data: memoryview) -> "Payload":
         """Store the bytes under a key nobody else ever uses; on return they are durable."""
         store.put(key, data)
-        crcs = tuple(_crc64nvme(data[at : at + chunk_bytes]) for at in range(0, len(data), chunk_bytes))
-        return cls(key, len(data), chunk_bytes, crcs)
+        starts = range(0, len(data), CHUNK_BYTES)
+        crcs = tuple(_crc64nvme(data[start : start + CHUNK_BYTES]) for start in starts)
+        return cls(key, len(data), CHUNK_BYTES, crcs)
 
     def fetch_chunk(self, store: ObjectStore, index: int, where: str) -> bytearray:
         """One verified chunk. `where` names rank and round for the error.
@@ -64,6 +65,16 @@ class Payload:
         raise DamagedObject(
             f"{where}: {store.address(self.key)} is damaged, fetched {FETCH_ATTEMPTS} times: {reason}"
         )
+
+    def check_size(self, address: str, size_bytes: int) -> None:
+        """Raise ForeignObject where the payload isn't `size_bytes` in chunks of the usual size."""
+        chunks = -(-size_bytes // CHUNK_BYTES)
+        expected = (size_bytes, CHUNK_BYTES, chunks)
+        found = (self.size_bytes, self.chunk_bytes, len(self.chunk_crc64nvme))
+        if found != expected:
+            raise ForeignObject(
+                f"{address}: its payload has (bytes, bytes a chunk, chunks) {found} where {expected} belongs"
+            )
 
     def fetch(self, store: ObjectStore, where: str) -> Iterator[bytearray]:
         """All verified chunks in order."""

@@ -11,10 +11,11 @@ replica whose training hangs must look dead.
 import json
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from trainer.rendezvous.errors import RendezvousError, StoreFailed
+from trainer.rendezvous.errors import StoreFailed
 from trainer.rendezvous.run_log import RunLog
 
 EVERY_S: Final = 5.0
@@ -36,21 +37,21 @@ class ProgressReporter:
             "round": 0, "inner_step": 0,
         }  # fmt: skip
         self._written: dict[str, Any] = {}
-        self._queue: list[Callable[[], object]] = []
-        self.failure: RendezvousError | None = None
+        self._queue: deque[Callable[[], object]] = deque()
+        self.failure: Exception | None = None
         self._flush()  # a peer that waits must learn of this process at once
         self._thread = threading.Thread(target=self._work, name="progress", daemon=True)
         self._thread.start()
 
     def update(self, **fields: Any) -> None:
-        """Note news; written within a few seconds."""
+        """Note news, JSON values; written within a few seconds."""
+        json.dumps(fields)  # what can't be written is the caller's error, here and now
         with self._lock:
             self._progress |= fields
 
     def later(self, write: Callable[[], object]) -> None:
         """Have something written soon, in the order of the calls."""
-        with self._lock:
-            self._queue.append(write)
+        self._queue.append(write)
         self._news.set()
 
     def close(self, state: str) -> None:
@@ -72,16 +73,16 @@ class ProgressReporter:
             except StoreFailed as error:
                 # Not worth ending a replica: peers only see this one stand still a little longer.
                 log.warning("progress not written rank=%d: %s", self._rank, error)
-            except RendezvousError as error:
+            except Exception as error:  # noqa: BLE001 - raised on the training thread at the next round
                 self.failure = error
                 return
 
     def _flush(self) -> None:
+        while self._queue:
+            self._queue[0]()
+            self._queue.popleft()  # only now: what could not be written is tried again
         with self._lock:
-            queue, self._queue = self._queue, []
             progress = dict(self._progress)
-        for write in queue:
-            write()
         if progress != self._written:
             body = json.dumps(progress, sort_keys=True).encode()
             self._log.store.put(self._log.keys.progress(self._rank), body)

@@ -44,17 +44,15 @@ class RunLog:
 
     # Rounds
 
+    def contribute(self, ours: Contribution) -> Contribution:
+        """Write a contribution; the first of its rank stands, whoever wrote it, and is returned."""
+        standing = self.store.create(self.keys.contribution(ours.round, ours.rank), ours.encode())
+        return self._checked_contribution(standing, ours.round, ours.rank)
+
     def contribution(self, round_index: int, rank: int) -> tuple[Contribution, str] | None:
         """A rank's contribution to a round and its digest, or None where it isn't there yet."""
-        key = self.keys.contribution(round_index, rank)
-        data = self.store.find(key)
-        return None if data is None else (self.checked_contribution(data, round_index, rank), digest(data))
-
-    def checked_contribution(self, data: bytes, round_index: int, rank: int) -> Contribution:
-        address = self.store.address(self.keys.contribution(round_index, rank))
-        found = Contribution.decode(data, address)
-        found.check_is(address, run_id=self.run_id, round=round_index, rank=rank)
-        return found
+        data = self.store.find(self.keys.contribution(round_index, rank))
+        return None if data is None else (self._checked_contribution(data, round_index, rank), digest(data))
 
     def roster(self, round_index: int) -> Roster | None:
         """The round's roster, or None while the round isn't committed."""
@@ -80,14 +78,6 @@ class RunLog:
                 )
             found.append(entry[0])
         return found
-
-    def head(self) -> int:
-        """How many rounds are committed. Nobody starts a round before the one before is committed."""
-        rounds = [name for name in self.store.names(self.keys.rounds_prefix) if name.startswith("round_")]
-        if not rounds:
-            return 0
-        last = max(int(name.removeprefix("round_")) for name in rounds)
-        return last + 1 if self.roster(last) is not None else last
 
     # The end of a run, good or bad
 
@@ -116,6 +106,12 @@ class RunLog:
         standing = self.store.create(key, json.dumps(result, sort_keys=True).encode())
         return read_json(standing, self.store.address(key))
 
+    def _checked_contribution(self, data: bytes, round_index: int, rank: int) -> Contribution:
+        address = self.store.address(self.keys.contribution(round_index, rank))
+        found = Contribution.decode(data, address)
+        found.check_is(address, run_id=self.run_id, round=round_index, rank=rank)
+        return found
+
     def _checked_roster(self, data: bytes, round_index: int) -> Roster:
         address = self.store.address(self.keys.roster(round_index))
         roster = Roster.decode(data, address)
@@ -124,9 +120,11 @@ class RunLog:
 
 
 def read_json(data: bytes, address: str) -> dict[str, Any]:
-    """Parse a JSON object. Raises DamagedObject naming its address."""
+    """Parse a JSON object, plain or as a quoted string. Raises DamagedObject naming its address."""
     try:
         document = json.loads(data)
+        if isinstance(document, str):
+            document = json.loads(document)
     except ValueError as error:
         raise DamagedObject(f"{address} holds no JSON: {error}") from error
     if not isinstance(document, dict):

@@ -115,7 +115,7 @@ class ContributionWait:
                 self._give_up(round_index, missing, f"waited {self._bounds.round_timeout_s:g} s in all")
             # A pause never reaches past the next bound, so that no bound is kept late.
             left_s = min(left_s, *(life.remaining_s(rank) for rank in missing))
-            self._clock.sleep(min(pause_s * self._clock.jitter.uniform(0.75, 1.25), left_s))
+            self._clock.sleep(min(pause_s * self._clock.jitter.uniform(0.7, 1.0), left_s))
             pause_s = min(1.3 * pause_s, SLOWEST_POLL * self._bounds.poll_interval_s)
         return found, came_last
 

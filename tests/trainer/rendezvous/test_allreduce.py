@@ -3,20 +3,19 @@
 import json
 import threading
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.gang import exchange, standing, state, together
-from trainer.rendezvous import allreduce
+from tests.support.gang import base, exchange, standing, state, together
+from trainer.rendezvous import allreduce, payload
 from trainer.rendezvous.allreduce import Mean, ObjectStoreAllReduce
 from trainer.rendezvous.errors import ForeignObject, NonFinite, OddOneOut, PeerLost, ReplicasDiverged
 from trainer.rendezvous.object_store import ObjectStore, open_store
 from trainer.rendezvous.state_hash import shared_state_hash, tensor_bytes
-
-W = torch.zeros(3)
 
 
 def mean_by_hand(tensors: list[torch.Tensor]) -> torch.Tensor:
@@ -28,7 +27,9 @@ def mean_by_hand(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 def run_round(store: ObjectStore, tensors: list[torch.Tensor]) -> list[Mean]:
     size = len(tensors)
-    return together(size, lambda rank: exchange(store, rank, size).run(0, 0, tensors[rank].clone(), state(W)))
+    return together(
+        size, lambda rank: exchange(store, rank, size).run(0, tensors[rank].clone(), base(tensors[0].numel()))
+    )
 
 
 def test_every_rank_gets_the_mean(any_store: ObjectStore) -> None:
@@ -51,7 +52,7 @@ def test_the_bits_are_those_of_a_sum_in_rank_order(size: int, numel: int, seed: 
     scales = 10 ** torch.randint(-6, 7, (size,), generator=generator)
     tensors = [torch.randn(numel, generator=generator) * scale for scale in scales]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(allreduce, "CHUNK_BYTES", chunk)
+        patch.setattr(payload, "CHUNK_BYTES", chunk)
         means = run_round(open_store("memory://"), tensors)
     expected = mean_by_hand(tensors)
     assert all(torch.equal(mean.tensor, expected) for mean in means)
@@ -68,10 +69,10 @@ def test_a_sum_in_another_order_would_have_other_bits() -> None:
 def test_start_takes_a_snapshot_and_returns(store: ObjectStore) -> None:
     """The tensor may change and the peer may be late: neither touches what was started."""
     tensor = torch.tensor([1.0])
-    future: Future[Mean] = exchange(store, 0, 2).start(0, 0, tensor, lambda: state(W))
+    future: Future[Mean] = exchange(store, 0, 2).start(0, 0, tensor, lambda: state(torch.zeros(1)))
     assert not future.done()
     tensor.fill_(100.0)
-    peer = exchange(store, 1, 2).run(0, 0, torch.tensor([3.0]), state(W))
+    peer = exchange(store, 1, 2).run(0, torch.tensor([3.0]), base(1))
     assert future.result(30).tensor.tolist() == peer.tensor.tolist() == [2.0]
     assert tensor.tolist() == [100.0]
 
@@ -81,7 +82,7 @@ def test_the_log_of_a_round_tells_who_gave_what(store: ObjectStore) -> None:
     log = standing(store, 0).log
     roster = log.roster(0)
     assert roster is not None
-    assert roster.base_hash == shared_state_hash(state(W))
+    assert roster.base_hash == shared_state_hash(state(torch.zeros(1)))
     assert [member.rank for member in roster.members] == [0, 1]
     first = log.members_of(roster)[0]
     assert (first.local_rank, first.local_world_size, first.dtype, first.shape) == (0, 1, "float32", (1,))
@@ -99,7 +100,7 @@ def test_a_restarted_process_never_writes_over_what_its_earlier_life_put(store: 
     first_life.join()
     second_life, tensors = exchange(store, 0, 2), [torch.tensor([50.0]), torch.tensor([3.0])]
     lives = [second_life, exchange(store, 1, 2)]
-    results = together(2, lambda rank: lives[rank].run(0, 0, tensors[rank], state(W)))
+    results = together(2, lambda rank: lives[rank].run(0, tensors[rank], base(1)))
     first_payload = store.get("diloco-data/run/round_000000/rank_0000.c0.bin")
     assert first_payload == bytes(tensor_bytes(torch.tensor([1.0])))
     # Rule 2: the first contribution stands, and everybody, its own later life too, averages those bytes.
@@ -108,7 +109,7 @@ def test_a_restarted_process_never_writes_over_what_its_earlier_life_put(store: 
 
 def _ends(reduce: ObjectStoreAllReduce, tensor: torch.Tensor) -> None:
     with pytest.raises(Exception, match="asked to stop"):
-        reduce.run(0, 0, tensor, state(W))
+        reduce.run(0, tensor, base(1))
 
 
 def _until(condition) -> None:  # type: ignore[no-untyped-def]
@@ -142,7 +143,7 @@ def test_a_process_below_the_head_takes_what_was_agreed_and_contributes_nothing(
     run_round(store, [torch.tensor([1.0]), torch.tensor([3.0])])
     before = store.keys("diloco-data/run") + store.keys("diloco-rdv/run/log")
     late = exchange(store, 0, 2)
-    mean = late.run(0, 0, torch.tensor([70.0]), state(W))
+    mean = late.run(0, torch.tensor([70.0]), base(1))
     assert mean.tensor.tolist() == [2.0]
     assert not mean.event.contributed
     assert store.keys("diloco-data/run") + store.keys("diloco-rdv/run/log") == before
@@ -152,9 +153,9 @@ def test_the_odd_one_leaves_and_the_majority_goes_on(store: ObjectStore) -> None
     """Rule 9, with one weight flipped in one of three replicas."""
 
     def work(rank: int) -> Mean | OddOneOut:
-        base = torch.tensor([0.0, 1e-7 if rank == 1 else 0.0])
+        weights = torch.tensor([1e-7 if rank == 1 else 0.0])
         try:
-            return exchange(store, rank, 3).run(0, 0, torch.tensor([float(rank)]), state(base))
+            return exchange(store, rank, 3).run(0, torch.tensor([float(rank)]), base(1, weights))
         except OddOneOut as error:
             return error
 
@@ -168,7 +169,7 @@ def test_the_odd_one_leaves_and_the_majority_goes_on(store: ObjectStore) -> None
 def test_without_a_majority_the_run_is_given_up_naming_the_ranks(store: ObjectStore) -> None:
     def work(rank: int) -> None:
         with pytest.raises((ReplicasDiverged, PeerLost), match="rank 0 .* rank 1"):
-            exchange(store, rank, 2).run(0, 0, torch.tensor([1.0]), state(torch.tensor([float(rank)])))
+            exchange(store, rank, 2).run(0, torch.tensor([1.0]), base(1, torch.tensor([float(rank)])))
 
     together(2, work)
     log = standing(store, 0).log
@@ -184,10 +185,22 @@ def test_momentum_belongs_to_the_shared_state() -> None:
     assert with_momentum(torch.zeros(2)) != with_momentum(torch.ones(2))
 
 
+def test_what_an_earlier_life_gave_of_another_layout_is_foreign(store: ObjectStore) -> None:
+    """Its contribution stands, so it must fit: it would be averaged by everybody."""
+    earlier = exchange(store, 0, 1)
+    earlier.run(0, torch.zeros(2), base(2))
+    later = exchange(store, 0, 1)
+    with pytest.raises(ForeignObject, match="its fragment is 0 where 1 belongs"):
+        later.run(0, torch.zeros(2), base(2, fragment=1))
+    other_names = replace(base(2), layout_hash="other names")
+    with pytest.raises(ForeignObject, match="its layout_hash is"):
+        later.run(0, torch.zeros(2), other_names)
+
+
 def test_a_peer_with_another_model_is_foreign(store: ObjectStore) -> None:
     def work(rank: int) -> None:
         with pytest.raises(ForeignObject, match=r"its shape is \(\d,\) where \(\d,\) belongs"):
-            exchange(store, rank, 2).run(0, 0, torch.zeros(1 + rank), state(W))
+            exchange(store, rank, 2).run(0, torch.zeros(1 + rank), base(1 + rank))
 
     together(2, work)
 
@@ -195,7 +208,7 @@ def test_a_peer_with_another_model_is_foreign(store: ObjectStore) -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_non_finite_pseudo_gradient_is_never_sent(store: ObjectStore, value: float) -> None:
     with pytest.raises(NonFinite, match="rank 0 round 4: the pseudo-gradient holds NaN or infinity"):
-        exchange(store, 0, 2).run(4, 0, torch.tensor([1.0, value]), state(W))
+        exchange(store, 0, 2).run(4, torch.tensor([1.0, value]), base(2))
     assert store.keys("diloco-data") == []
 
 
@@ -203,7 +216,7 @@ def test_a_round_of_a_run_that_was_given_up_does_not_start(store: ObjectStore) -
     reduce = exchange(store, 0, 2)
     reduce.log.abort(by="rank 1", reason="no more", round_index=None, missing=[])
     with pytest.raises(PeerLost, match="given up by rank 1: no more"):
-        reduce.run(0, 0, torch.tensor([1.0]), state(W))
+        reduce.run(0, torch.tensor([1.0]), base(1))
     assert store.keys("diloco-data") == []
 
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from tests.support.gang import manager, standing, state
-from trainer.rendezvous.errors import AccessDenied, PeerLost
+from trainer.rendezvous.errors import AccessDenied, OddOneOut, PeerLost, StoreFailed
 from trainer.rendezvous.manager import ObjectStoreManager
 from trainer.rendezvous.object_store import ObjectStore
 
-W = torch.zeros(3)
+W, W2 = torch.zeros(1), torch.zeros(2)
 
 
 @pytest.fixture
@@ -43,6 +43,7 @@ def test_the_step_advances_on_commit_and_not_at_the_start(alone: ObjectStoreMana
 
 
 def test_wait_puts_the_mean_into_the_callers_tensor_and_runs_its_callbacks(alone: ObjectStoreManager) -> None:
+    alone.register_state_dict_fn("StreamingDiLoCoFragment_0", lambda _: None, lambda: state(W2))
     tensor, seen = torch.tensor([[2.0, 4.0]]), []
     work = alone.allreduce(tensor)
     work.get_future().then(lambda future: seen.append(future.value()[0].tolist()))
@@ -105,6 +106,9 @@ def test_a_denied_write_in_the_background_surfaces_in_the_next_round(alone: Obje
     alone._reporter._thread.join(30)
     with pytest.raises(AccessDenied, match="metrics was denied"):
         alone.start_quorum()
+    with pytest.raises(AccessDenied, match="metrics was denied"):
+        alone._reporter.close("failed")
+    alone._reporter._queue.clear()
     alone._reporter.failure = None
 
 
@@ -134,8 +138,9 @@ def test_catching_up_applies_every_mean_in_order(store: ObjectStore) -> None:
         first.allreduce(torch.tensor([value])).wait()
         first.should_commit()
     late, applied = manager(store, 0, 1), []
-    assert late.catch_up(lambda index, mean: applied.append((index, mean.tolist())), lambda _: 1) == 3
-    assert applied == [(0, [1.0]), (1, [2.0]), (2, [3.0])]
+    late.register_state_dict_fn("StreamingDiLoCoFragment_0", lambda _: None, lambda: state(W))
+    assert late.catch_up(lambda index, mean: applied.append((index, mean.tolist()))) == 3
+    assert applied == [(0, [1.0]), (0, [2.0]), (0, [3.0])]
 
 
 def test_a_missing_mean_is_never_skipped(store: ObjectStore) -> None:
@@ -146,5 +151,36 @@ def test_a_missing_mean_is_never_skipped(store: ObjectStore) -> None:
     assert roster is not None
     store.put("diloco-data/run/round_000000/rank_0000.c0.bin", b"")  # expired, or cut short
     late = manager(store, 0, 1)
+    late.register_state_dict_fn("StreamingDiLoCoFragment_0", lambda _: None, lambda: state(W))
     with pytest.raises(Exception, match=r"round 0 rank 0: .*rank_0000.c0.bin is damaged"):
-        late.catch_up(lambda *_: None, lambda _: 1)
+        late.catch_up(lambda *_: None)
+
+
+def test_what_could_not_be_written_is_tried_again_in_order(alone: ObjectStoreManager) -> None:
+    written: list[str] = []
+
+    def first() -> None:
+        written.append("first")
+        if len(written) == 1:
+            raise StoreFailed("for a moment")
+
+    alone.later(first)
+    alone.later(lambda: written.append("second"))
+    alone.later(lambda: None)
+    alone._reporter.close("finished")
+    assert written == ["first", "first", "second"]
+
+
+def test_what_is_no_json_is_refused_where_it_is_reported(alone: ObjectStoreManager) -> None:
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        alone.report(loss=torch.tensor(1.0))
+
+
+def test_catching_up_on_weights_that_are_not_the_logs_is_noticed(store: ObjectStore) -> None:
+    first = manager(store, 0, 1)
+    first.register_state_dict_fn("StreamingDiLoCoFragment_0", lambda _: None, lambda: state(W))
+    first.allreduce(torch.tensor([1.0])).wait()
+    late = manager(store, 0, 1)
+    late.register_state_dict_fn("StreamingDiLoCoFragment_0", lambda _: None, lambda: state(torch.ones(1)))
+    with pytest.raises(OddOneOut, match="rank 0 round 0"):
+        late.catch_up(lambda *_: None)

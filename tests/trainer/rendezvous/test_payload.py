@@ -8,7 +8,8 @@ from obstore.store import S3Store
 
 from tests.support import fault_s3
 from tests.support.fault_s3 import Fault, FaultS3
-from trainer.rendezvous.errors import AbsentObject, DamagedObject
+from trainer.rendezvous import payload as payload_module
+from trainer.rendezvous.errors import AbsentObject, DamagedObject, ForeignObject
 from trainer.rendezvous.object_store import ObjectStore
 from trainer.rendezvous.payload import CHUNK_BYTES, FETCH_ATTEMPTS, Payload
 
@@ -35,13 +36,18 @@ def s3(server: FaultS3) -> ObjectStore:
     )  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(payload_module, "CHUNK_BYTES", CHUNK)
+
+
 def put(store: ObjectStore) -> Payload:
-    return Payload.put(store, "k", memoryview(DATA), CHUNK)
+    return Payload.put(store, "k", memoryview(DATA))
 
 
 def test_the_checksum_is_crc_64_nvme(store: ObjectStore) -> None:
     """The check value of the CRC catalogue for CRC-64/NVME."""
-    assert Payload.put(store, "k", memoryview(b"123456789"), CHUNK).chunk_crc64nvme == ("ae8b14860a799888",)
+    assert Payload.put(store, "k", memoryview(b"123456789")).chunk_crc64nvme == ("ae8b14860a799888",)
 
 
 def test_chunks_cover_the_payload(any_store: ObjectStore) -> None:
@@ -51,7 +57,7 @@ def test_chunks_cover_the_payload(any_store: ObjectStore) -> None:
 
 
 def test_an_empty_payload_has_no_chunks(store: ObjectStore) -> None:
-    payload = Payload.put(store, "k", memoryview(b""), CHUNK)
+    payload = Payload.put(store, "k", memoryview(b""))
     assert payload.chunk_crc64nvme == ()
     assert b"".join(payload.fetch(store, "x")) == b""
 
@@ -89,3 +95,12 @@ def test_a_payload_that_is_gone_says_that_it_may_have_expired(server: FaultS3, s
     del server.objects["k"]
     with pytest.raises(AbsentObject, match=r"round 3 rank 1: s3://bucket/k is gone.*expired"):
         payload.fetch_chunk(s3, 0, "round 3 rank 1")
+
+
+def test_a_payload_of_another_size_is_foreign(store: ObjectStore) -> None:
+    payload = put(store)
+    payload.check_size("here", len(DATA))
+    with pytest.raises(
+        ForeignObject, match=r"here: its payload has .* \(2560, 1000, 3\) where \(2564, 1000, 3\)"
+    ):
+        payload.check_size("here", len(DATA) + 4)

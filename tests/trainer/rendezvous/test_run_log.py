@@ -103,17 +103,6 @@ def test_a_broken_document_names_its_address(store: ObjectStore, body: bytes) ->
         log.contribution(0, 0)
 
 
-def test_the_head_is_the_number_of_committed_rounds(any_store: ObjectStore) -> None:
-    log = RunLog(any_store, "run")
-    assert log.head() == 0
-    contribute(log, contribution())
-    assert log.head() == 0
-    log.commit(0, "base", ())
-    assert log.head() == 1
-    contribute(log, contribution(round_index=1), 1)
-    assert log.head() == 1
-
-
 def test_an_abort_is_sticky(store: ObjectStore) -> None:
     log = RunLog(store, "run")
     assert log.abort_reason() is None

@@ -38,7 +38,7 @@ def test_a_wait_ends_when_all_are_there_and_knows_who_came_last(store: ObjectSto
     found, came_last = w.wait.until_complete(ROUND)
     assert sorted(found) == [0, 1, 2]
     assert came_last == [2]
-    assert 50 <= w.time.now_s <= 50 + 5 * 1.25
+    assert 50 <= w.time.now_s <= 50 + 5
 
 
 def test_a_peer_that_never_comes_is_named_with_the_round_at_the_bound(store: ObjectStore) -> None:
@@ -103,7 +103,7 @@ def test_an_abort_ends_a_wait_within_a_poll(store: ObjectStore) -> None:
     w.time.at(40, lambda: w.log.abort(by="rank 2", reason="gave up", round_index=3, missing=[1]))
     with pytest.raises(PeerLost, match="rank 0 round 3: the run was given up by rank 2: gave up"):
         w.wait.until_complete(ROUND)
-    assert 40 <= w.time.now_s <= 40 + 5 * 1.25
+    assert 40 <= w.time.now_s <= 40 + 5
 
 
 def test_a_newer_claim_ends_a_wait(store: ObjectStore) -> None:
@@ -118,7 +118,7 @@ def test_a_wish_to_stop_ends_a_wait(store: ObjectStore) -> None:
     w.time.at(40, w.standing.stop.set)
     with pytest.raises(Stopped):
         w.wait.until_complete(ROUND)
-    assert w.time.now_s <= 40 + 5 * 1.25
+    assert w.time.now_s <= 40 + 5
 
 
 def test_polls_start_quick_slow_down_and_jitter(store: ObjectStore) -> None:
@@ -126,8 +126,8 @@ def test_polls_start_quick_slow_down_and_jitter(store: ObjectStore) -> None:
     w.time.at(90, lambda: (w.arrive(1), w.arrive(2)))
     w.wait.until_complete(ROUND)
     pauses = w.time.sleeps
-    assert 0.75 <= pauses[0] <= 1.25
-    assert max(pauses) <= 5 * 1.25
+    assert 0.7 <= pauses[0] <= 1.0
+    assert max(pauses) <= 5
     assert len(set(pauses)) == len(pauses)
 
 

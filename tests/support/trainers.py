@@ -1,0 +1,59 @@
+"""Trainer functions of somebody else's, as run parameters may name them."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.support.toy import Toy, adamw, loss
+from trainer.diloco import make_diloco_outer_loop
+from trainer.rendezvous.errors import NonFinite
+from trainer.rendezvous.manager import ObjectStoreManager
+
+not_a_function = 3
+
+
+def toy(
+    *, manager: ObjectStoreManager, rank: int, world_size: int, model_dir: Path, **run: Any
+) -> dict[str, Any]:
+    """Trains the toy through the public contract and nothing else."""
+    model = Toy(seed=rank)
+    optimizer = adamw(model)
+    with make_diloco_outer_loop(
+        manager=manager,
+        model=model,
+        inner_optimizer=optimizer,
+        sync_every=run["sync_every"],
+        outer_lr=run["outer_lr"],
+        outer_momentum=run["outer_momentum"],
+    ) as loop:
+        for step in range(loop.rounds * run["sync_every"], run["total_steps"]):
+            manager.check_stop()
+            optimizer.zero_grad()
+            loss(model, rank, step).backward()
+            optimizer.step()
+    (model_dir / "weights.txt").write_text(f"world size {world_size}")
+    return {"last_loss": 1.25, "seen": sorted(run)}
+
+
+def broken(**_: Any) -> None:
+    raise RuntimeError("out of\nluck")
+
+
+def poisoned(*, rank: int, **_: Any) -> None:
+    raise NonFinite(f"rank {rank} round 0 inner step 3: the loss is nan")
+
+
+def flipped(*, manager: ObjectStoreManager, rank: int, model_dir: Path, **run: Any) -> None:
+    """As `toy`, but after the last round one shared weight of rank 1 loses a bit."""
+    toy(manager=manager, rank=rank, model_dir=model_dir, **run)
+    if rank == 1:
+        saved = manager._save_fns["StreamingDiLoCoFragment_0"]
+
+        def flip() -> Any:
+            state = saved()
+            first = next(iter(state["original_parameters"].values()))
+            first.view(torch.int32).view(-1)[0] ^= 1
+            return state
+
+        manager._save_fns["StreamingDiLoCoFragment_0"] = flip

@@ -1,0 +1,136 @@
+"""The default trainer: what it learns, saves and says."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.support.gang import manager, together
+from trainer import train
+from trainer.layout import METRICS
+from trainer.model import build_model
+from trainer.rendezvous.errors import NonFinite
+from trainer.rendezvous.object_store import ObjectStore
+from trainer.rendezvous.state_hash import weights_hash
+from trainer.run_spec import InvalidRunParameters, parse
+
+
+def run(
+    store: ObjectStore, folder: Path, rank: int = 0, world_size: int = 1, **parameters: Any
+) -> tuple[dict[str, Any], str]:
+    made = manager(store, rank, world_size)
+    result = train.diloco_train(
+        manager=made, rank=rank, world_size=world_size, model_dir=folder / str(rank), **parameters
+    )
+    made._reporter.close("finished")
+    return result, made.weights_hash()
+
+
+def test_the_saved_model_is_the_shared_one_on_every_rank_and_loads(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    results = together(2, lambda rank: run(store, tmp_path, rank, 2, total_steps=4, sync_every=2, lr=0.01))
+    assert results[0][0] == results[1][0]
+    assert results[0][0]["last_loss"] < results[0][0]["first_loss"]
+    for rank in range(2):
+        saved = load_file(tmp_path / str(rank) / "model.safetensors")
+        assert weights_hash(saved.items()) == results[0][1] == results[1][1]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "0")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "0")
+    ids = tokenizer("def f(x):", add_special_tokens=False, return_tensors="pt")["input_ids"]
+    assert model(input_ids=ids).logits.shape == (1, 9, len(tokenizer))
+    assert weights_hash(model.named_parameters()) == results[0][1]
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_a_flipped_weight_has_another_hash(tmp_path: Path) -> None:
+    model = build_model("tiny-random", seq_len=8, seed=0)
+    before = weights_hash(model.named_parameters())
+    with torch.no_grad():
+        model.model.norm.weight.view(torch.int32)[0] ^= 1
+    assert weights_hash(model.named_parameters()) != before
+
+
+def test_a_model_is_a_function_of_its_seed_and_leaves_the_random_state_alone() -> None:
+    state = torch.get_rng_state()
+    hashes = [
+        weights_hash(build_model("tiny-random", seq_len=8, seed=s).named_parameters()) for s in (0, 0, 1)
+    ]
+    assert hashes[0] == hashes[1] != hashes[2]
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_unknown_model_is_refused_with_the_list(store: ObjectStore, tmp_path: Path) -> None:
+    with pytest.raises(
+        InvalidRunParameters, match="model_name: must be one of tiny-random, small-random, not 'gpt'"
+    ):
+        run(store, tmp_path, model_name="gpt")
+
+
+def test_warm_up_and_cosine() -> None:
+    spec = parse({"lr": 1.0, "warmup_steps": 4, "total_steps": 12, "sync_every": 4})
+    rates = [train.learning_rate(spec, step) for step in range(12)]
+    assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert rates[8] == pytest.approx(0.1 + 0.9 * 0.5)  # half-way down the cosine
+    assert rates[4:] == sorted(rates[4:], reverse=True)
+    assert 0.1 < rates[-1] < 0.15
+
+
+def test_accumulated_batches_are_one_step_of_their_mean(store: ObjectStore, tmp_path: Path) -> None:
+    """Two batches of four, or one of eight with the same rows: the same inner steps up to rounding."""
+    spec = parse({"gradient_accumulation": 2, "batch_size": 4})
+    gradients = []
+    for accumulation in (2, 1):
+        model = build_model("tiny-random", seq_len=16, seed=0)
+        rows = torch.arange(8 * 16).view(8, 16) % 250 + 3
+        for part in rows.chunk(accumulation):
+            (model(input_ids=part, labels=part).loss / accumulation).backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))  # type: ignore[union-attr]
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-6)
+    result, _ = run(store, tmp_path, **spec.trainer_parameters())
+    assert result["last_loss"] < result["first_loss"]
+
+
+def test_a_loss_that_is_no_number_names_rank_round_and_step(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = train._Replica._loss
+    calls = []
+
+    def loss(self: train._Replica, tokens: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        value = original(self, tokens)
+        return value * math.nan if self.model.training and self.loop.rounds == 1 else value
+
+    monkeypatch.setattr(train._Replica, "_loss", loss)
+    with pytest.raises(
+        NonFinite, match="rank 0 round 1 inner step 2: the loss is nan; nothing of it was sent"
+    ):
+        run(store, tmp_path)
+    assert calls
+    assert not store.keys("diloco-data/run/round_000001")
+
+
+def test_each_round_is_reported_by_the_names_of_the_layout(store: ObjectStore, tmp_path: Path) -> None:
+    run(store, tmp_path, total_steps=8, eval_every_rounds=2)
+    lines = [json.loads(line) for line in store.get("diloco-out/run/metrics/rank_0000.jsonl").splitlines()]
+    assert [(line["round"], line["inner_step"]) for line in lines] == [(0, 2), (1, 4), (2, 6), (3, 8)]
+    assert ["eval_loss" in line for line in lines] == [False, True, False, True]
+    assert set(lines[3]) == {"rank", "round", "inner_step", *METRICS}
+    assert lines[0]["sent_bytes"] == 4 * 28_928
+
+
+def test_a_resumed_trainer_goes_on_where_the_log_ends(store: ObjectStore, tmp_path: Path) -> None:
+    """The same two rounds in two processes: step numbers, learning rate and data go on, none is repeated."""
+    run(store, tmp_path, total_steps=4)
+    lines = len(store.get("diloco-out/run/metrics/rank_0000.jsonl").splitlines())
+    result, _ = run(store, tmp_path, total_steps=8)
+    after = [json.loads(line) for line in store.get("diloco-out/run/metrics/rank_0000.jsonl").splitlines()]
+    assert lines == 2
+    assert [line["inner_step"] for line in after] == [2, 4, 6, 8]  # its earlier life's lines are kept
+    assert result["last_loss"] < result["first_loss"]
