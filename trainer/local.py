@@ -49,7 +49,11 @@ def main(argv: list[str] | None = None) -> int:
     # SIGTERM ends the gang as Ctrl-C does.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     folder = given.out.resolve() / run.run_id
-    report = run_locally(run, folder)
+    try:
+        report = run_locally(run, folder)
+    except RendezvousError as error:  # the store itself failed us; the replicas have been stopped
+        print(f"{type(error).__name__}: {error}. Logs: {folder}", file=sys.stderr)
+        return 1
     print_report(report)
     print(f"report: {folder / 'report.json'}")
     return {ABORTED: 130, FAILED: 1}.get(report["status"], 0)
@@ -59,25 +63,25 @@ def run_locally(run: Run, folder: Path) -> Report:
     """Start the replicas, follow them to the end, write and return the report."""
     log = RunLog(run.store, run.run_id)
     print(f"run {run.run_id}: {run.spec.n_replicas} replicas, {run.spec.rounds} rounds, log {run.uri}")
-    cause = ""
+    ended: dict[str, Any] = {}
     with Gang(run.uri, folder, run.spec.n_replicas) as gang:
         try:
             _follow(gang, log, run.spec.rounds)
         except KeyboardInterrupt:
-            cause = "interrupted; every replica was stopped"
-            log.abort(by="trainer.local", reason=cause, round_index=None, missing=[])
+            ended = {"status": ABORTED, "error": "Interrupted", "cause": "every replica was stopped"}
+            log.abort(by="trainer.local", reason="interrupted", round_index=None, missing=[])
+    failed = gang.failed()
+    if not ended and failed is not None:
+        cause = str(failed.failure())
+        # Diverged weights are the run's failure; everything else is one replica's.
+        error = cause.split(":")[0] if cause.startswith("ReplicasDiverged:") else "ReplicaFailed"
+        ended = {"status": FAILED, "error": error, "cause": cause}
     rows = [{"rank": r.rank, "status": r.status, "attempts": 1} for r in gang.replicas]
     results = {rank: doc for rank in range(len(rows)) if (doc := _result(log, rank)) is not None}
     model_dir = folder / "model"
-    report = build_report(run.run_id, rows, results, model_uri=model_dir.as_uri())
-    failed = gang.failed()
-    if cause:
-        report |= {"status": ABORTED, "error": "Interrupted", "cause": cause}
-    elif failed is not None:
-        report |= {"status": FAILED, "error": "ReplicaFailed", "cause": failed.failure()}
+    report = build_report(run.run_id, rows, results, model_uri=model_dir.as_uri()) | ended
     _download(run.store, log.keys.model_prefix, model_dir)
-    metrics = {rank: _metrics(log, rank) for rank in range(len(rows))}
-    write_report(folder, report, metrics)
+    write_report(folder, report, {rank: _metrics(log, rank) for rank in range(len(rows))})
     return report
 
 

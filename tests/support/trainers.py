@@ -57,3 +57,11 @@ def flipped(*, manager: ObjectStoreManager, rank: int, model_dir: Path, **run: A
             return state
 
         manager._save_fns["StreamingDiLoCoFragment_0"] = flip
+
+
+def slow_rank_3(*, manager: ObjectStoreManager, rank: int, **run: Any) -> Any:
+    """As `toy`, but rank 3 never gets as far as contributing; it stops when asked to."""
+    if rank == 3:
+        while True:
+            manager.check_stop()
+    return toy(manager=manager, rank=rank, **run)
