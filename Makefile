@@ -8,7 +8,7 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 LOCAL_BUCKET := diloco-local
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run main-job test test-smoke lint format clean check-platform
+.PHONY: help setup run main-job test test-rules test-smoke lint format clean check-platform
 
 help:  ## print this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -39,6 +39,9 @@ main-job:
 
 test: setup  ## run all tests
 	$(PY) -m pytest
+
+test-rules: setup  ## break each rule of the rendezvous and see its test fail (two minutes)
+	$(PY) -m tests.broken_rules
 
 test-smoke: setup  ## two local replicas on a real bucket: AWS_SMOKE=1 make test-smoke BUCKET=name
 	BUCKET=$(BUCKET) $(PY) -m pytest tests/e2e/test_smoke_bucket.py

@@ -1,0 +1,195 @@
+"""Break the rendezvous' rules one at a time and see the named test fail.
+
+    python -m tests.broken_rules
+
+A test that passes when its subject is broken proves nothing. Each entry changes a few
+characters of a copy of the repository and runs one test there, which must fail; unbroken, all
+of them must pass. Takes about two minutes, so it is not part of `make test`.
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+R = "trainer/rendezvous"
+T = "tests/trainer/rendezvous"
+
+
+@dataclass(frozen=True)
+class Broken:
+    rule: str
+    file: str
+    right: str
+    wrong: str
+    test: str
+
+
+BROKEN = (
+    Broken(
+        "1: the claim is part of the payload's key",
+        "trainer/layout.py", "/rank_{rank:04d}.c{claim}.bin", "/rank_{rank:04d}.bin",
+        f"{T}/test_allreduce.py::test_a_restarted_process_never_writes_over_what_its_earlier_life_put",
+    ),
+    Broken(
+        "1: every process takes a claim of its own",
+        f"{R}/run_log.py", "while self.store.create(self.keys.claim(rank, claim), body) != body:", "while False:",
+        f"{T}/test_run_log.py::test_each_process_gets_a_claim_of_its_own",
+    ),
+    Broken(
+        "2: nothing in the log is overwritten",
+        f"{R}/object_store.py", 'mode="create"', 'mode="overwrite"',
+        f"{T}/test_object_store.py::test_create_never_overwrites",
+    ),
+    Broken(
+        "3: after 412 the bytes that stand count, not the writer's own",
+        f"{R}/object_store.py", "return standing", "return data",
+        f"{T}/test_object_store.py::test_after_412_the_bytes_that_stand_are_used_not_ours",
+    ),
+    Broken(
+        "3: 409 means that nothing was stored",
+        f"{R}/object_store.py", "if standing is not None:", "if isinstance(error, AlreadyExistsError):\n                    return data\n                if standing is not None:",
+        f"{T}/test_object_store.py::test_a_put_that_did_not_land_is_put_again",
+    ),
+    Broken(
+        "3: denied is not tried again",
+        f"{R}/object_store.py", "except (PermissionDeniedError, UnauthenticatedError, PermissionError, FileNotFoundError)",
+        "except FileNotFoundError",
+        f"{T}/test_object_store.py::test_a_denied_create_fails_at_once",
+    ),
+    Broken(
+        "4: the first roster stands",
+        f"{R}/run_log.py", "return self._checked_roster(standing, round_index)", "return ours",
+        f"{T}/test_run_log.py::test_the_first_roster_stands",
+    ),
+    Broken(
+        "5: sums run in rank order, not in order of arrival",
+        f"{R}/averaging.py", "for member in members:", "for member in reversed(members):",
+        f"{T}/test_allreduce.py::test_a_sum_in_another_order_would_have_other_bits",
+    ),
+    Broken(
+        "5: the outer step multiplies, then adds",
+        "trainer/outer_optimizer.py", "parameter.sub_(buffer.mul(momentum).add_(parameter.grad).mul_(lr))",
+        "parameter.add_(buffer.mul(momentum).add_(parameter.grad), alpha=-lr)",
+        "tests/trainer/test_outer_optimizer.py::test_no_operation_takes_alpha_or_value",
+    ),
+    Broken(
+        "5: the initial weights are the first writer's",
+        f"{R}/initial.py", "tensor.copy_(loaded[name])", "pass",
+        f"{T}/test_manager.py::test_initial_weights_are_those_of_the_first_who_comes",
+    ),
+    Broken(
+        "6: no mean before the roster stands",
+        f"{R}/allreduce.py", "roster = self.log.commit(round_index, agreed_hash, members)",
+        "roster = Roster(self.log.run_id, round_index, agreed_hash, members)",
+        f"{T}/test_allreduce.py::test_nothing_is_averaged_before_the_roster_stands",
+    ),
+    Broken(
+        "7: a failed round never commits",
+        f"{R}/manager.py", "event, self._work = self._work.event, None",
+        "event, self._work = self._exchange._event(self._round, 0), None",
+        f"{T}/test_manager.py::test_a_failed_round_raises_in_wait_and_never_commits",
+    ),
+    Broken(
+        "8: no contribution below the head",
+        f"{R}/allreduce.py", "if roster is not None:", "if False:",
+        f"{T}/test_allreduce.py::test_a_process_below_the_head_takes_what_was_agreed_and_contributes_nothing",
+    ),
+    Broken(
+        "8: the step advances on commit",
+        f"{R}/manager.py", '        if self._reporter.failure is not None:\n            raise self._reporter.failure\n',
+        "        self._round += 1\n",
+        "tests/trainer/test_torchft_traps.py::test_fragments_take_turns_from_the_first_on",
+    ),
+    Broken(
+        "8: momentum is replayed with the weights",
+        "trainer/diloco.py", "        outer[index].step()\n", "        with torch.no_grad():\n            [p.sub_(p.grad * outer_lr) for _, p in parts[index].named_parameters()]\n",
+        "tests/trainer/test_diloco.py::test_a_killed_replica_comes_back_at_the_head_and_all_end_equal",
+    ),
+    Broken(
+        "9: a difference of the base is noticed",
+        f"{R}/allreduce.py", "if ours != agreed:", "if False:",
+        f"{T}/test_allreduce.py::test_the_odd_one_leaves_and_the_majority_goes_on",
+    ),
+    Broken(
+        "9: no majority, no mean",
+        f"{R}/allreduce.py", "if 2 * count > len(by_rank):", "if True:",
+        f"{T}/test_allreduce.py::test_without_a_majority_the_run_is_given_up_naming_the_ranks",
+    ),
+    Broken(
+        "10: every chunk's checksum is checked",
+        f"{R}/payload.py", "if found == self.chunk_crc64nvme[index]:", "if True:",
+        f"{T}/test_payload.py::test_a_bit_flipped_at_rest_names_rank_round_and_key",
+    ),
+    Broken(
+        "10: what is of another layout is foreign",
+        f"{R}/allreduce.py", "            self._check(member, base)\n", "            pass\n",
+        f"{T}/test_allreduce.py::test_what_an_earlier_life_gave_of_another_layout_is_foreign",
+    ),
+    Broken(
+        "11: a peer that stands still is lost at the bound",
+        f"{R}/waiting.py", "if life.remaining_s(rank) <= 0", "if life.remaining_s(rank) <= -10",
+        f"{T}/test_waiting.py::test_a_peer_that_never_comes_is_named_with_the_round_at_the_bound",
+    ),
+    Broken(
+        "11: the outermost bound holds whatever peers report",
+        f"{R}/waiting.py", "if left_s <= 0:", "if False:",
+        f"{T}/test_waiting.py::test_life_does_not_prolong_a_wait_past_the_outermost_bound",
+    ),
+    Broken(
+        "11: an abort ends every wait",
+        f"{R}/waiting.py", "if reason is not None:", "if False:",
+        f"{T}/test_waiting.py::test_an_abort_ends_a_wait_within_a_poll",
+    ),
+    Broken(
+        "13: the exchange works on a snapshot",
+        f"{R}/allreduce.py", 'tensor.detach().to("cpu", torch.float32, copy=True)', "tensor.detach()",
+        f"{T}/test_allreduce.py::test_start_takes_a_snapshot_and_returns",
+    ),
+    Broken(
+        "14: many missing peers are looked for by one list",
+        f"{R}/waiting.py", "if len(missing) > LIST_ABOVE:", "if False:",
+        f"{T}/test_waiting.py::test_many_missing_peers_are_looked_for_by_one_list",
+    ),
+)  # fmt: skip
+
+
+def main() -> int:
+    missed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "copy"
+        for part in ("trainer", "runs", "tests"):
+            shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", copy)
+        if not _passes(copy, *{broken.test for broken in BROKEN}):
+            print("unbroken, the tests fail: mend them first")
+            return 1
+        for broken in BROKEN:
+            path = copy / broken.file
+            text = path.read_text()
+            if text.count(broken.right) == 0:
+                print(f"STALE   rule {broken.rule}: {broken.file} no longer has {broken.right!r}")
+                missed += 1
+                continue
+            path.write_text(text.replace(broken.right, broken.wrong))
+            passed = _passes(copy, broken.test)
+            path.write_text(text)
+            missed += passed
+            print(
+                f"{'MISSED' if passed else 'caught'}  rule {broken.rule}: {broken.test.split('::')[1]}",
+                flush=True,
+            )
+    print(f"{len(BROKEN) - missed} passed, {missed} failed")
+    return 1 if missed else 0
+
+
+def _passes(root: Path, *tests: str) -> bool:
+    argv = [sys.executable, "-m", "pytest", "-x", *tests]
+    return subprocess.run(argv, cwd=root, capture_output=True, check=False, timeout=300).returncode == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
