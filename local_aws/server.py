@@ -16,6 +16,7 @@ import ministack.app
 from hypercorn.asyncio import serve  # type: ignore[import-not-found]
 from hypercorn.config import Config  # type: ignore[import-not-found]
 
+from local_aws import aws_sdk_task, branches, codebuild, refusals, step_functions
 from local_aws.guard import Guard
 from local_aws.sagemaker_api import SageMaker
 from local_aws.service_quotas import Quotas
@@ -27,9 +28,15 @@ def main(settings: Settings, listener_fd: int) -> None:
     guard = Guard()
     guard.watch(os.getpid())  # our own group holds the processes that run Lambda functions
     quotas = Quotas(settings.quotas_file)
-    sagemaker = SageMaker(Host(settings, guard), quotas)
+    host = Host(settings, guard)
+    sagemaker = SageMaker(host, quotas)
     quotas.install()
     sagemaker.install()
+    branches.install(settings)
+    step_functions.install(sagemaker, settings)
+    aws_sdk_task.install()
+    codebuild.install(host)
+    refusals.install()
     _pretend_tls()
 
     def end(*_: object) -> None:

@@ -29,6 +29,14 @@ _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
     "timestamp": (int, float, str),
 }
 
+# The model's patterns are Java's. Python knows no \\p{..}: `\\w` lets in an underscore more than \\p{L} and
+# \\p{N}, and every pattern that has those allows it anyway.
+_JAVA_CLASSES = {
+    r"\p{L}": r"\w",
+    r"\p{N}": r"\d",
+    r"\p{Z}": " \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000",
+}
+
 
 @cache
 def _input_shape(service: str, operation: str) -> Shape:
@@ -36,6 +44,13 @@ def _input_shape(service: str, operation: str) -> Shape:
     shape = model.operation_model(operation).input_shape
     assert shape is not None, f"{service}:{operation} takes no parameters"
     return shape
+
+
+@cache
+def _pattern(java: str) -> re.Pattern[str]:
+    for theirs, ours in _JAVA_CLASSES.items():
+        java = java.replace(theirs, ours)
+    return re.compile(java)
 
 
 def check(service: str, operation: str, request: dict[str, Any]) -> None:
@@ -85,7 +100,7 @@ def _constraint_problems(shape: Any, value: Any, at: str) -> Iterator[str]:
         if "max" in constraints and size > constraints["max"]:
             yield f"{said} have {word} less than or equal to {constraints['max']}"
     if isinstance(value, str):
-        if "pattern" in constraints and not re.fullmatch(constraints["pattern"], value):
+        if "pattern" in constraints and not _pattern(constraints["pattern"]).fullmatch(value):
             yield f"{said} satisfy regular expression pattern: {constraints['pattern']}"
         if "enum" in constraints and value not in constraints["enum"]:
             yield f"{said} satisfy enum value set: [{', '.join(constraints['enum'])}]"
