@@ -12,10 +12,13 @@ from pathlib import Path
 
 from local_aws import environment
 from local_aws.settings import STOP_GRACE_S, Settings
-from local_aws.supervisor import CannotStart, running
+from local_aws.supervisor import ServerFailed, running
 
 # What a shell reports for a command it can't find (POSIX, "Exit Status for Commands").
 COMMAND_NOT_FOUND = 127
+INTERRUPTED = 128 + signal.SIGINT
+
+WATCH_S = 0.5  # how soon a server that died by itself is noticed
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -26,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
             environment.ensure(options.venv)
             return 0
         return _serve(options, command)
-    except (CannotStart, environment.SetupFailed) as error:
+    except (ServerFailed, environment.SetupFailed) as error:
         print(f"local_aws: {error}", file=sys.stderr)
         return 1
 
@@ -82,14 +85,20 @@ def _serve(options: argparse.Namespace, command: list[str]) -> int:
         state_dir=options.state_dir,
         stop_grace_s=options.stop_grace_s,
         quotas_file=options.quotas,
-    ) as settings:
+    ) as server:
         if stop.is_set():
-            return 130
+            return INTERRUPTED
         if command:
-            return _run_command(command, settings, child)
-        _announce(settings)
-        stop.wait()
-        return 0
+            code = _run_command(command, server.settings, child)
+        else:
+            _announce(server.settings)
+            while not stop.wait(WATCH_S) and server.has_died() is None:
+                pass
+            code = 0
+        last_words = server.has_died()
+    if last_words is not None:
+        raise ServerFailed(f"the server died:\n{last_words}")
+    return code
 
 
 def _announce(settings: Settings) -> None:

@@ -21,6 +21,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -31,8 +32,20 @@ START_TIMEOUT_S = 60.0  # about 1 s on an idle laptop; a loaded CI machine takes
 STOP_TIMEOUT_S = 10.0  # the server only kills its jobs: nothing of the account outlives it
 
 
-class CannotStart(Exception):
-    """The server did not come up; the message says what to do."""
+@dataclass(frozen=True)
+class Server:
+    """A running embedded AWS."""
+
+    settings: Settings
+    process: subprocess.Popen[bytes]
+
+    def has_died(self) -> str | None:
+        """The end of its log, once the server has ended by itself."""
+        return None if self.process.poll() is None else _tail(_log_file(self.settings))
+
+
+class ServerFailed(Exception):
+    """The server did not come up, or died; the message says what is known."""
 
 
 @contextlib.contextmanager
@@ -43,11 +56,11 @@ def running(
     state_dir: Path | None = None,
     stop_grace_s: float = STOP_GRACE_S,
     quotas_file: Path | None = None,
-) -> Iterator[Settings]:
+) -> Iterator[Server]:
     """An embedded AWS for the length of a `with`; `port` 0 takes a free one.
 
     Without `state_dir` the jobs' folders and the server's log go to a temporary folder and end with it.
-    Raises CannotStart, and environment.SetupFailed where its environment can't be made.
+    Raises ServerFailed, and environment.SetupFailed where its environment can't be made.
     """
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(_listen(port))
@@ -69,7 +82,7 @@ def running(
         listener.close()
         try:
             _wait_until_ready(server, settings)
-            yield settings
+            yield Server(settings, server)
         finally:
             _stop(server)
 
@@ -82,7 +95,7 @@ def _listen(port: int) -> socket.socket:
         listener.bind(("127.0.0.1", port))
     except OSError as error:
         listener.close()
-        raise CannotStart(
+        raise ServerFailed(
             f"port {port} of 127.0.0.1 cannot be used ({error.strerror}): name another, or leave out --port"
         ) from error
     listener.listen(256)
@@ -101,7 +114,7 @@ def _state_folder(asked: Path | None) -> Iterator[Path]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise CannotStart(
+            raise ServerFailed(
                 f"{folder} is in use by another embedded AWS: name another --state-dir"
             ) from error
         # Names of jobs are unique in an account, and the account of the last server is gone.
@@ -153,13 +166,13 @@ def _wait_until_ready(server: subprocess.Popen[bytes], settings: Settings) -> No
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if server.poll() is not None:
-            raise CannotStart(f"the server ended with {server.returncode}:\n{_tail(_log_file(settings))}")
+            raise ServerFailed(f"the server ended with {server.returncode}:\n{_tail(_log_file(settings))}")
         try:
             with urllib.request.urlopen(f"{settings.endpoint_url}/_ministack/health", timeout=5):  # noqa: S310
                 return
         except (urllib.error.URLError, TimeoutError, ConnectionError):
             time.sleep(0.05)
-    raise CannotStart(f"no answer within {START_TIMEOUT_S:.0f} s:\n{_tail(_log_file(settings))}")
+    raise ServerFailed(f"no answer within {START_TIMEOUT_S:.0f} s:\n{_tail(_log_file(settings))}")
 
 
 def _tail(path: Path) -> str:

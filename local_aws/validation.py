@@ -29,12 +29,13 @@ _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
     "timestamp": (int, float, str),
 }
 
-# The model's patterns are Java's. Python knows no \\p{..}: `\\w` lets in an underscore more than \\p{L} and
-# \\p{N}, and every pattern that has those allows it anyway.
+# The model's patterns are Java's, whose \p{..} Python doesn't know. `\w` lets in an underscore more than
+# \p{L} and \p{N}, and every pattern that has those allows it anyway.
 _JAVA_CLASSES = {
     r"\p{L}": r"\w",
     r"\p{N}": r"\d",
     r"\p{Z}": " \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000",
+    r"\p{Alnum}": "a-zA-Z0-9",
 }
 
 

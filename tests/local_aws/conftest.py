@@ -196,8 +196,8 @@ def _policy(*statements: dict[str, Any]) -> str:
 @pytest.fixture(scope="session")
 def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
     state_dir = tmp_path_factory.mktemp("local_aws")  # pytest keeps it: server.log is in it
-    with running(venv=environment.DEFAULT_VENV, state_dir=state_dir, stop_grace_s=STOP_GRACE_S) as settings:
-        yield Account(settings)
+    with running(venv=environment.DEFAULT_VENV, state_dir=state_dir, stop_grace_s=STOP_GRACE_S) as server:
+        yield Account(server.settings)
 
 
 @pytest.fixture(scope="session")

@@ -145,8 +145,9 @@ def test_a_caught_failure_relaunches_while_its_sibling_runs_on(
 ) -> None:
     gate = account.unique("gate")
     wait = (
-        f"import boto3, time; s3 = boto3.client('s3'); put = dict(Bucket='{account.bucket}', Prefix='{gate}')\n"
-        "while 'Contents' not in s3.list_objects_v2(**put): time.sleep(0.05)"
+        "import boto3, time; s3 = boto3.client('s3')\n"
+        f"gate = dict(Bucket='{account.bucket}', Prefix='{gate}')\n"
+        "while 'Contents' not in s3.list_objects_v2(**gate): time.sleep(0.05)"
     )
     again = f"import boto3; boto3.client('s3').put_object(Bucket='{account.bucket}', Key='{gate}', Body=b'x')"
     request = account.python_job(job_role, "{% $states.input.code %}")
