@@ -119,10 +119,10 @@ def _named(model: ServiceModel, operation: OperationModel, error: ClientError) -
         for shape in operation.error_shapes
     }
     name = modelled[code].removesuffix("Exception") if code in modelled else client
-    cause = (
-        f"{said} (Service: {client}, Status Code: {metadata['HTTPStatusCode']}, "
-        f"Request ID: {metadata.get('RequestId', '')})"
-    )
+    ids = f"Request ID: {metadata.get('RequestId', '')}"
+    if "HostId" in metadata:
+        ids += f", Extended Request ID: {metadata['HostId']}"
+    cause = f"{said} (Service: {client}, Status Code: {metadata['HTTPStatusCode']}, {ids})"
     return f"{client}.{name}Exception", cause
 
 

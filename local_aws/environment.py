@@ -5,9 +5,13 @@ so it gets an environment of its own. The folder is complete when its marker hol
 made from; anything else (an interrupted install, another version) is made again.
 """
 
+import contextlib
+import fcntl
+import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE_FOLDER = Path(__file__).resolve().parent
@@ -24,6 +28,24 @@ class SetupFailed(Exception):
 
 def ensure(venv: Path) -> Path:
     """Make `venv` unless it is there already, and return its Python. Raises SetupFailed."""
+    venv.parent.mkdir(parents=True, exist_ok=True)
+    # One at a time: two tests may start servers at once, and both find the folder missing.
+    with _locked(venv.parent):
+        return _ensure(venv)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Holds an exclusive lock on `folder`, which leaves no file behind and ends with the process."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _ensure(venv: Path) -> Path:
     python = venv / "bin" / "python"
     wanted = _REQUIREMENTS.read_text()
     marker = venv / _MARKER

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import boto3
+import botocore.loaders
+import botocore.session
 from botocore.config import Config
 from ministack.core import iam_actions, iam_evaluator
 from ministack.core.responses import get_account_id, get_region
@@ -25,6 +27,9 @@ from ministack.services import sts
 
 # A session of a service outlives any job on a laptop; SageMaker renews its jobs' credentials unseen.
 SESSION_S = 7 * 24 * 3600
+
+# Shared, since reading a service's model takes ten times as long as making a client of it.
+_models = botocore.loaders.create_loader()
 
 _KEY_ALPHABET = string.ascii_uppercase + string.digits
 
@@ -80,7 +85,10 @@ class Session:
 
     def client(self, service: str) -> Any:
         """A boto3 client of this account, acting as the role."""
+        core = botocore.session.Session()
+        core.register_component("data_loader", _models)
         session = boto3.session.Session(
+            botocore_session=core,
             aws_access_key_id=self.access_key_id,
             aws_secret_access_key=self.secret_access_key,
             aws_session_token=self.session_token,

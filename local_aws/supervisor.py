@@ -31,6 +31,8 @@ from local_aws.settings import ACCOUNT, REGION, STOP_GRACE_S, Settings
 START_TIMEOUT_S = 60.0  # about 1 s on an idle laptop; a loaded CI machine takes many times that
 STOP_TIMEOUT_S = 10.0  # the server only kills its jobs: nothing of the account outlives it
 
+_SUBFOLDERS = ("jobs", "builds", "tmp")  # of the state folder; each server makes them anew
+
 
 @dataclass(frozen=True)
 class Server:
@@ -118,7 +120,8 @@ def _state_folder(asked: Path | None) -> Iterator[Path]:
                 f"{folder} is in use by another embedded AWS: name another --state-dir"
             ) from error
         # Names of jobs are unique in an account, and the account of the last server is gone.
-        shutil.rmtree(folder / "jobs", ignore_errors=True)
+        for name in _SUBFOLDERS:
+            shutil.rmtree(folder / name, ignore_errors=True)
         yield folder
 
 
@@ -127,7 +130,8 @@ def _log_file(settings: Settings) -> Path:
 
 
 def _start(python: Path, settings: Settings, listener: socket.socket) -> subprocess.Popen[bytes]:
-    settings.jobs_folder.mkdir(parents=True, exist_ok=True)
+    for name in _SUBFOLDERS:
+        (Path(settings.state_dir) / name).mkdir()
     with _log_file(settings).open("wb") as log:
         return subprocess.Popen(
             [str(python), "-m", "local_aws.server", settings.to_json(), str(listener.fileno())],
@@ -146,7 +150,7 @@ def _server_environment(settings: Settings) -> dict[str, str]:
     return {
         "PATH": f"{Path(settings.job_python).parent}:{os.environ.get('PATH', os.defpath)}",
         "HOME": settings.state_dir,
-        "TMPDIR": tempfile.gettempdir(),
+        "TMPDIR": str(Path(settings.state_dir) / "tmp"),  # Lambda's code lies there and ends with the folder
         "PYTHONPATH": settings.project_root,
         "PYTHONDONTWRITEBYTECODE": "1",
         "GATEWAY_PORT": str(settings.port),

@@ -152,6 +152,17 @@ def test_a_port_in_use_is_one_clear_error(start: Any) -> None:
     )
 
 
+def test_quotas_can_be_set_and_are_enforced(account: Any, start: Any, tmp_path: Path) -> None:
+    quotas = tmp_path / "quotas.json"
+    quotas.write_text('{"ml.m5.xlarge for training job usage": 1}')
+    environment = exports(start("--quotas", str(quotas)))
+    long_job(account, environment)
+    role = client("iam", environment).get_role(RoleName="job")["Role"]["Arn"]
+    with pytest.raises(client("sagemaker", environment).exceptions.ResourceLimitExceeded) as caught:
+        client("sagemaker", environment).create_training_job(**account.job_request(role, "true"))
+    assert "is 1 Instances, with current utilization of 1 Instances" in str(caught.value)
+
+
 def test_a_state_folder_belongs_to_one_server(start: Any) -> None:
     first = start()
     exports(first)
