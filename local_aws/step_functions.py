@@ -42,7 +42,15 @@ _EXCEPTIONS = {
     "ResourceNotFound": "SageMaker.ResourceNotFoundException",
 }
 
-_TIMES = ("CreationTime", "LastModifiedTime", "TrainingStartTime", "TrainingEndTime", "StartTime", "EndTime")
+_TIMES = (
+    "CreationTime",
+    "LastModifiedTime",
+    "TrainingStartTime",
+    "TrainingEndTime",
+    "StartTime",
+    "EndTime",
+    "Timestamp",
+)
 
 _log = logging.getLogger("local_aws.step_functions")
 
@@ -53,6 +61,7 @@ def install(sagemaker: SageMaker, settings: Settings) -> None:
 
     stepfunctions._SERVICE_DISPATCH[RESOURCE] = task
     _check_roles_of_new_machines(settings)
+    _let_succeed_have_output()
 
 
 def _create(sagemaker: SageMaker, arguments: dict[str, Any], *, sync: bool) -> dict[str, Any]:
@@ -148,6 +157,18 @@ def _check_roles_of_new_machines(settings: Settings) -> None:
         return create(logical_id, props, stack_name)
 
     handlers["create"] = create_by_cloudformation
+
+
+def _let_succeed_have_output() -> None:
+    """ministack drops the Output of a Succeed state; the one function it calls there is told to keep it."""
+    apply_output_path = stepfunctions._apply_output_path
+
+    def apply(state: dict[str, Any], data: Any, context: Any = None) -> Any:
+        if state["Type"] == "Succeed" and "Output" in state:
+            return stepfunctions._apply_jsonata_output(state, data, context, default=data)
+        return apply_output_path(state, data, context)
+
+    stepfunctions._apply_output_path = apply
 
 
 def _managed_rule_problem(role_arn: str, settings: Settings) -> str | None:

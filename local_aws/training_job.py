@@ -18,14 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from botocore.exceptions import ClientError
-
 from local_aws.guard import Guard
-from local_aws.iam import AccessDenied, Session
+from local_aws.iam import Session
 from local_aws.job_folder import FAILURE_CHARACTERS, JobFailed, JobFolder
+from local_aws.job_image import look_up
 from local_aws.job_logs import JobLogs
 from local_aws.job_process import JobProcess
-from local_aws.settings import ACCOUNT, REGION, Settings
+from local_aws.settings import Settings
 
 TERMINAL = ("Completed", "Failed", "Stopped")
 
@@ -151,29 +150,9 @@ class TrainingJob:
 
     def _prepare(self) -> None:
         self._folder.lay_out()
-        self._look_up_image()
+        look_up(self.request["AlgorithmSpecification"]["TrainingImage"], self._session)
         self._enter("Downloading")
         self._folder.download_channels(self._session)
-
-    def _look_up_image(self) -> None:
-        """What pulling from the account's own ECR asks of the role, and of the repository."""
-        image: str = self.request["AlgorithmSpecification"]["TrainingImage"]
-        registry, _, path = image.partition("/")
-        if registry != f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com":
-            return
-        name, separator, reference = path.partition("@")
-        if not separator:
-            name, _, reference = path.partition(":")
-        wanted = {"imageDigest" if separator else "imageTag": reference or "latest"}
-        repository = f"arn:aws:ecr:{REGION}:{ACCOUNT}:repository/{name}"
-        try:
-            self._session.caller.require("ecr:GetAuthorizationToken", "*")
-            self._session.caller.require("ecr:GetDownloadUrlForLayer", repository)
-            found = self._session.client("ecr").batch_get_image(repositoryName=name, imageIds=[wanted])
-        except (AccessDenied, ClientError) as error:
-            raise JobFailed(f"ClientError: Cannot pull {image}: {error}") from error
-        if not found["images"]:
-            raise JobFailed(f"ClientError: Cannot pull {image}: the repository has no such image")
 
     def _train(self) -> None:
         logs = JobLogs(

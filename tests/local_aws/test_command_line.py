@@ -132,6 +132,17 @@ def test_a_command_runs_against_the_account_and_its_code_is_returned(start: Any)
     assert (process.returncode, out.strip()) == (7, "000000000000"), err
 
 
+def test_ctrl_c_in_a_terminal_ends_the_command_and_the_server(account: Any, start: Any) -> None:
+    """The terminal sends SIGINT to the whole foreground group, the command included."""
+    show = "import os, time; print(os.environ['AWS_ENDPOINT_URL'], flush=True); time.sleep(600)"
+    process = start("--", sys.executable, "-c", show)
+    environment = {"AWS_ENDPOINT_URL": process.stdout.readline().strip()}
+    os.killpg(process.pid, signal.SIGINT)
+    process.wait(timeout=30)
+    assert process.returncode != 0
+    assert not_listening(environment)
+
+
 def test_two_servers_have_different_keys(start: Any, tmp_path: Path) -> None:
     """The CDK CLI remembers an account by its access key."""
     shown = ("--", sys.executable, "-c", "import os; print(os.environ['AWS_ACCESS_KEY_ID'])")

@@ -219,6 +219,14 @@ def test_camel_case_services_take_and_return_pascal_case(account: Any) -> None:
     assert json.loads(account.execute(account.machine(role, {"Call": quotas}))["output"]) == 30
 
 
+def test_succeed_has_its_output(account: Any, states_role: str) -> None:
+    machine = account.machine(
+        states_role, {"Done": {"Type": "Succeed", "Output": {"sum": "{% $states.input.a + 1 %}"}}}
+    )
+    ended = account.execute(machine, {"a": 1})
+    assert (ended["status"], json.loads(ended["output"])) == ("SUCCEEDED", {"sum": 2})
+
+
 def _then(task: dict[str, Any], following: str) -> dict[str, Any]:
     return {**{k: v for k, v in task.items() if k != "End"}, "Next": following}
 
