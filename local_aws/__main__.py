@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -103,16 +104,26 @@ def _serve(options: argparse.Namespace, command: list[str]) -> int:
 
 def _announce(settings: Settings) -> None:
     print(f"# Embedded AWS at {settings.endpoint_url}; its log is {settings.state_dir}/server.log")
-    for name, value in settings.client_environment().items():
+    # A profile or a session token of the user's would win over the keys, or be sent with them.
+    print("unset AWS_PROFILE AWS_DEFAULT_PROFILE AWS_SESSION_TOKEN AWS_ENDPOINT_URL_S3")
+    for name, value in {**settings.client_environment(), **_no_proxy()}.items():
         print(f"export {name}={shlex.quote(value)}")
     print("# Ctrl-C stops it and every job it runs.", flush=True)
 
 
+def _no_proxy() -> dict[str, str]:
+    """Where a proxy is set, clients would ask it for 127.0.0.1, which is another machine there."""
+    if not urllib.request.getproxies():
+        return {}
+    known = os.environ.get("NO_PROXY") or os.environ.get("no_proxy")
+    value = f"{known},127.0.0.1" if known else "127.0.0.1"
+    return {"NO_PROXY": value, "no_proxy": value}
+
+
 def _run_command(command: list[str], settings: Settings, child: list[subprocess.Popen[bytes]]) -> int:
-    # A profile or a session token of the user's would win over the keys, or be sent with them.
-    inherited = {k: v for k, v in os.environ.items() if k not in ("AWS_PROFILE", "AWS_SESSION_TOKEN")}
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
     try:
-        process = subprocess.Popen(command, env={**inherited, **settings.client_environment()})
+        process = subprocess.Popen(command, env={**inherited, **settings.client_environment(), **_no_proxy()})
     except OSError as error:
         print(f"local_aws: {command[0]}: {error.strerror}", file=sys.stderr)
         return COMMAND_NOT_FOUND

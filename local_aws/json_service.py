@@ -19,6 +19,8 @@ Operation = Callable[[dict[str, Any], Caller], dict[str, Any]]
 Response = tuple[int, dict[str, str], bytes]
 Handler = Callable[[str, str, dict[str, str], bytes, dict[str, Any]], Awaitable[Response]]
 
+REFUSED, REFUSED_STATUS = "UnsupportedOperation", 501  # no status that an SDK would retry
+
 
 class ApiError(Exception):
     """An answer other than success; `code` is the name a client catches."""
@@ -37,12 +39,11 @@ def install(service: str, target_prefix: str, operations: Mapping[str, Operation
 
 def _handler(service: str, operations: Mapping[str, Operation]) -> Handler:
     async def handle(
-        _method: str, _path: str, headers: dict[str, str], body: bytes, query: dict[str, Any]
+        method: str, path: str, headers: dict[str, str], body: bytes, query: dict[str, Any]
     ) -> Response:
-        name = headers.get("x-amz-target", "").rsplit(".", 1)[-1]
-        operation = operations.get(name)
+        operation = operations.get(_target(headers))
         if operation is None:
-            return refusal(f"{service}:{name}")
+            return refusal(call_name(service, method, path, headers))
         caller = Caller(router.extract_access_key_id(headers, query))
         # Operations wait for disks, processes and this very server; the loop must stay free for that.
         return await asyncio.to_thread(_answer, operation, body, caller)
@@ -60,9 +61,21 @@ def _answer(operation: Operation, body: bytes, caller: Caller) -> Response:
     return response
 
 
+def call_name(service: str, method: str, path: str, headers: dict[str, str]) -> str:
+    """A call for people: its operation where the protocol names one, else what HTTP shows of it."""
+    target = _target(headers)
+    return f"{service}:{target}" if target else f"{service}, {method} {path}"
+
+
+def refused(call: str) -> str:
+    return f"local_aws does not emulate {call}; on AWS this call may well work"
+
+
 def refusal(call: str) -> Response:
-    """The answer to a call that nobody here emulates, `call` being service:Operation."""
-    response: Response = error_response_json(
-        "UnsupportedOperation", f"local_aws does not emulate {call}; on AWS this call may well work", 501
-    )
+    """The answer to a call that nobody here emulates."""
+    response: Response = error_response_json(REFUSED, refused(call), REFUSED_STATUS)
     return response
+
+
+def _target(headers: dict[str, str]) -> str:
+    return headers.get("x-amz-target", "").rsplit(".", 1)[-1]

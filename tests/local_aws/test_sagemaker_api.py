@@ -183,11 +183,17 @@ def test_an_unknown_job_is_not_found(account: Any) -> None:
         ("redshift", "describe_clusters", "redshift:DescribeClusters"),
         ("polly", "describe_voices", "polly, GET /v1/voices"),
         ("comprehend", "list_endpoints", "comprehend:ListEndpoints"),
+        ("sagemaker-runtime", "invoke_endpoint", "sagemaker, POST /endpoints/e/invocations"),
+        ("s3", "get_object_torrent", "s3, GET /bucket/key?torrent"),
     ],
 )
 def test_what_nobody_emulates_is_refused_by_name(account: Any, service: str, call: str, said: str) -> None:
+    arguments: dict[str, Any] = {
+        "invoke_endpoint": {"EndpointName": "e", "Body": b""},
+        "get_object_torrent": {"Bucket": "bucket", "Key": "key"},
+    }.get(call, {})
     with pytest.raises(ClientError) as caught:
-        getattr(account.client(service), call)()
+        getattr(account.client(service), call)(**arguments)
     assert caught.value.response["Error"]["Code"] == "UnsupportedOperation"
     assert f"local_aws does not emulate {said}" in caught.value.response["Error"]["Message"]
 
