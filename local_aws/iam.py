@@ -96,7 +96,8 @@ class Session:
         )
         # Retries answer faults of a network; there is none here, and a test would wait for them.
         config = Config(retries={"mode": "standard", "total_max_attempts": 1})
-        return session.client(service, endpoint_url=self.endpoint_url, config=config)  # type: ignore[call-overload]
+        make: Any = session.client  # its stubs want the service's name as a literal
+        return make(service, endpoint_url=self.endpoint_url, config=config)
 
     def environment(self) -> dict[str, str]:
         """The credentials as a process started for the role finds them."""

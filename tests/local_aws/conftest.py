@@ -70,7 +70,8 @@ class Account:
             "AccessKeyId": self.settings.access_key_id,
             "SecretAccessKey": self.settings.secret_access_key,
         }
-        return boto3.client(
+        make: Any = boto3.client  # its stubs want the service's name as a literal
+        return make(
             service,
             endpoint_url=self.settings.endpoint_url,
             region_name=REGION,

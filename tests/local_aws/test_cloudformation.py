@@ -141,7 +141,8 @@ def deploy(account: Any, body: dict[str, Any]) -> dict[str, Any]:
         stack: dict[str, Any] = cloudformation.describe_stacks(StackName=name)["Stacks"][0]
         return None if stack["StackStatus"].endswith("_IN_PROGRESS") else stack
 
-    return account.wait_until(ended, f"stack {name} ends")
+    stack: dict[str, Any] = account.wait_until(ended, f"stack {name} ends")
+    return stack
 
 
 def reasons(account: Any, stack: dict[str, Any]) -> str:

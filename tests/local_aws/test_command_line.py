@@ -53,7 +53,8 @@ def exports(process: subprocess.Popen[str]) -> dict[str, str]:
 
 
 def client(service: str, environment: dict[str, str]) -> Any:
-    return boto3.client(
+    make: Any = boto3.client  # its stubs want the service's name as a literal
+    return make(
         service,
         endpoint_url=environment["AWS_ENDPOINT_URL"],
         region_name=environment["AWS_REGION"],

@@ -188,12 +188,12 @@ def test_an_unknown_job_is_not_found(account: Any) -> None:
     ],
 )
 def test_what_nobody_emulates_is_refused_by_name(account: Any, service: str, call: str, said: str) -> None:
-    arguments: dict[str, Any] = {
+    arguments: dict[str, dict[str, Any]] = {
         "invoke_endpoint": {"EndpointName": "e", "Body": b""},
         "get_object_torrent": {"Bucket": "bucket", "Key": "key"},
-    }.get(call, {})
+    }
     with pytest.raises(ClientError) as caught:
-        getattr(account.client(service), call)(**arguments)
+        getattr(account.client(service), call)(**arguments.get(call, {}))
     assert caught.value.response["Error"]["Code"] == "UnsupportedOperation"
     assert f"local_aws does not emulate {said}" in caught.value.response["Error"]["Message"]
 

@@ -120,6 +120,22 @@ def test_stop_execution_stops_every_job(account: Any, states_role: str, job_role
     assert (ended["status"], ended["cause"]) == ("ABORTED", "enough")
 
 
+def test_a_role_that_may_not_stop_jobs_leaves_them_running(account: Any, job_role: str) -> None:
+    """Cancelling with the execution is a best effort of Step Functions' own."""
+    role = account.states_role(
+        account.allow("sagemaker:CreateTrainingJob", "sagemaker:AddTags", "iam:PassRole")
+    )
+    request = account.job_request(job_role, "sh", "-c", "echo started; sleep 600")
+    name = request["TrainingJobName"]
+    execution = account.start_execution(account.machine(role, {"Train": train(request)}))
+    account.wait_until(lambda: status(account, name) == "InProgress", f"{name} runs")
+    account.client("stepfunctions").stop_execution(executionArn=execution)
+    account.wait_until(lambda: account.job_log(name), "the job logs")
+    assert status(account, name) == "InProgress"
+    account.client("sagemaker").stop_training_job(TrainingJobName=name)
+    assert account.ended_job(name)["TrainingJobStatus"] == "Stopped"
+
+
 def test_a_failed_iteration_stops_its_siblings_and_is_what_catch_sees(
     account: Any, states_role: str, job_role: str
 ) -> None:
