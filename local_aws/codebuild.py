@@ -89,6 +89,7 @@ class _Builds:
             status = "STOPPED"
         elif timed_out.is_set():
             status = "TIMED_OUT"
+        codebuild._clear_stopped(build_id)
         codebuild._finish_build(record, status)
         _log.info("build=%s status=%s", build_id, status)
 

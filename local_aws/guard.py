@@ -23,10 +23,19 @@ class Guard:
         )
 
     def watch(self, pgid: int) -> None:
+        """Raises ValueError after end_all."""
         self._tell(f"+{pgid}\n")
 
     def forget(self, pgid: int) -> None:
         self._tell(f"-{pgid}\n")
+
+    def end_all(self) -> None:
+        """Have every group killed but our own, and wait until that is done. Nothing can be watched after."""
+        self.forget(os.getpgid(0))
+        with self._lock:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+        self._process.wait()
 
     def _tell(self, line: str) -> None:
         with self._lock:

@@ -29,7 +29,11 @@ class JobProcess:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        guard.watch(self._process.pid)
+        try:
+            guard.watch(self._process.pid)
+        except ValueError:  # the server is ending: this group has missed its end
+            self.kill()
+            raise
         self._reader = threading.Thread(target=self._read, args=(on_line,), daemon=True)
         self._reader.start()
 

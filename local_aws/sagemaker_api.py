@@ -145,10 +145,6 @@ class SageMaker:
                 raise ApiError("ValidationException", f"Requested resource not found: {job_arn(name)}")
             return self._jobs[name]
 
-    def kill_all(self) -> None:
-        for job in self._all():
-            job.kill()
-
     def _all(self) -> list[TrainingJob]:
         with self._lock:
             return list(self._jobs.values())

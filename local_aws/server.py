@@ -2,8 +2,8 @@
 
 Runs in the environment that environment.py makes, started by supervisor.py with two arguments, the settings
 as JSON and the number of the listening socket. It ends on SIGTERM and when its standard input closes, which
-is when the supervisor has died; every job ends first. Nothing is saved: what lives in the account, lives in
-this process.
+is when the supervisor has died; every job and build ends first. Nothing is saved: what lives in the account,
+lives in this process.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ def main(settings: Settings, listener_fd: int) -> None:
     _pretend_tls()
 
     def end(*_: object) -> None:
-        sagemaker.kill_all()
+        guard.end_all()
         # No orderly exit: it would wait for threads that poll jobs and for clients' idle connections.
         os._exit(0)
 

@@ -90,12 +90,6 @@ class TrainingJob:
                 self._process.terminate()
                 _after(self._host.settings.stop_grace_s, self._process.kill)
 
-    def kill(self) -> None:
-        """End the process at once, as a host that vanishes does."""
-        with self._lock:
-            if self._process is not None:
-                self._process.kill()
-
     def describe(self) -> dict[str, Any]:
         """DescribeTrainingJob's answer, with times in seconds since the epoch."""
         with self._lock:

@@ -42,10 +42,8 @@ def source(account: Any) -> str:
     return f"{account.bucket}/source.zip"
 
 
-def run_build(
-    account: Any, source: str, phases: dict[str, Any], *rights: str, **variables: str
-) -> tuple[dict[str, Any], list[str]]:
-    """The ended build and its log."""
+def start_build(account: Any, source: str, phases: dict[str, Any], *rights: str, **variables: str) -> str:
+    """The id of a build in a project and with a role of its own."""
     role = account.role({"Service": "codebuild.amazonaws.com"}, account.allow("s3:GetObject", *rights))
     project = account.unique("project")
     codebuild = account.client("codebuild")
@@ -66,19 +64,38 @@ def run_build(
         serviceRole=role,
     )
     overrides = [{"name": name, "value": value} for name, value in variables.items()]
-    build_id = codebuild.start_build(projectName=project, environmentVariablesOverride=overrides)["build"][
-        "id"
-    ]
+    build = codebuild.start_build(projectName=project, environmentVariablesOverride=overrides)["build"]
+    build_id: str = build["id"]
+    return build_id
+
+
+def build_log(account: Any, build_id: str) -> list[str]:
+    project, _, stream = build_id.partition(":")
+    group = f"/aws/codebuild/{project}"
+    logs = account.client("logs")
+    if not logs.describe_log_groups(logGroupNamePrefix=group)["logGroups"]:
+        return []
+    events = logs.get_log_events(logGroupName=group, logStreamName=f"{project}/{stream}")["events"]
+    return [event["message"] for event in events]
+
+
+def ended_build(account: Any, build_id: str) -> dict[str, Any]:
+    codebuild = account.client("codebuild")
 
     def ended() -> dict[str, Any] | None:
         build: dict[str, Any] = codebuild.batch_get_builds(ids=[build_id])["builds"][0]
         return build if build["buildStatus"] != "IN_PROGRESS" else None
 
-    build = account.wait_until(ended, f"build {build_id} ends")
-    events = account.client("logs").get_log_events(
-        logGroupName=build["logs"]["groupName"], logStreamName=build["logs"]["streamName"]
-    )["events"]
-    return build, [event["message"] for event in events]
+    build: dict[str, Any] = account.wait_until(ended, f"build {build_id} ends")
+    return build
+
+
+def run_build(
+    account: Any, source: str, phases: dict[str, Any], *rights: str, **variables: str
+) -> tuple[dict[str, Any], list[str]]:
+    """The ended build and its log."""
+    build_id = start_build(account, source, phases, *rights, **variables)
+    return ended_build(account, build_id), build_log(account, build_id)
 
 
 def test_a_pushed_image_is_in_the_repository_under_its_tag(account: Any, source: str) -> None:
@@ -144,3 +161,18 @@ def test_what_a_buildspec_may_not_ask_here_is_named(account: Any, source: str) -
     build, log = run_build(account, source, {"build": {"commands": ["true"], "run-as": "nobody"}})
     assert build["buildStatus"] == "FAILED"
     assert log == ["[Container] not emulated in a buildspec: phases.build.run-as"]
+
+
+def test_a_stopped_build_ends_its_processes(account: Any, source: str) -> None:
+    phases = {"build": {"commands": ["sleep 600 & echo child $!; wait", "echo not reached"]}}
+    build_id = start_build(account, source, phases)
+
+    def child() -> int | None:
+        said = [line for line in build_log(account, build_id) if line.startswith("child ")]
+        return int(said[0].split()[1]) if said else None
+
+    process = account.wait_until(child, "the build says what it started")
+    account.client("codebuild").stop_build(id=build_id)
+    assert ended_build(account, build_id)["buildStatus"] == "STOPPED"
+    account.wait_until(lambda: not account.is_running(process), "the build's process ends")
+    assert "echo not reached" not in " ".join(build_log(account, build_id)[1:])
