@@ -89,7 +89,7 @@ def _to_api(shape: Shape | None, value: Any) -> Any:
 def _member(shape: StructureShape, key: str) -> str:
     for name in shape.members:
         if name[:1].upper() + name[1:] == key:
-            return name
+            return str(name)
     raise stepfunctions._ExecutionError(
         "States.Runtime", f"The field '{key}' is not supported by Step Functions ({shape.name})"
     )

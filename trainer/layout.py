@@ -7,6 +7,7 @@ lifecycle rule matches the beginning of a key, and they are what may expire.
 A leaf: imports nothing of ours, so that the CDK app and the client can use it.
 """
 
+import hashlib
 import re
 from dataclasses import dataclass
 from typing import Final
@@ -49,6 +50,17 @@ METRICS: Final = {
 def metric_pattern(name: str) -> str:
     """The regular expression by which SageMaker finds one metric in a replica's output."""
     return rf"(?:^|\s){name}=([0-9.eE+-]+)"
+
+
+JOB_HASH_CHARACTERS: Final = 10
+
+
+def job_hash(execution_arn: str) -> str:
+    """What the names of an execution's training jobs have in common, whatever its run is called.
+
+    Job names are unique for ever in an account and region, and two state machines may run the same name.
+    """
+    return hashlib.sha256(execution_arn.encode()).hexdigest()[:JOB_HASH_CHARACTERS]
 
 
 def check_run_id(run_id: str) -> str:

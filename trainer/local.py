@@ -13,16 +13,17 @@ import json
 import signal
 import sys
 import time
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 
-from trainer.layout import RunLayout, check_run_id
-from trainer.local_gang import Gang
+from trainer.layout import check_run_id
+from trainer.local_gang import Gang, Replica
+from trainer.progress_view import ProgressLines, ReplicaView
 from trainer.rendezvous.errors import RendezvousError
 from trainer.rendezvous.object_store import ObjectStore, open_store
 from trainer.rendezvous.run_log import RunLog, read_json
@@ -98,62 +99,29 @@ def _create(parameters: Path, store_uri: str | None, run_id: str | None) -> Run:
 
 def _follow(gang: Gang, log: RunLog, rounds: int) -> None:
     """Show a line a replica until all have ended; a failure makes an end of all."""
-    console = Console()
-    lines = _Lines(log, rounds)
-    if console.is_terminal:
-        with Live(console=console, auto_refresh=False) as live:
-            while gang.running() and gang.failed() is None:
-                live.update(lines.table(gang), refresh=True)
+    console, lines = Console(), ProgressLines(rounds)
+    with Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live:
+        going = True
+        while going:
+            going = bool(gang.running()) and gang.failed() is None
+            views = [_view(log, replica) for replica in gang.replicas]
+            if live is not None:
+                live.update(lines.table(views), refresh=True)
+            else:
+                for line in lines.changed(views):
+                    print(line, flush=True)
+            if going:
                 time.sleep(LOOK_EVERY_S)
-            live.update(lines.table(gang), refresh=True)
-    else:
-        while gang.running() and gang.failed() is None:
-            for line in lines.changed(gang):
-                print(line, flush=True)
-            time.sleep(LOOK_EVERY_S)
     failed = gang.failed()
     if failed is not None:
         log.abort(by="trainer.local", reason=str(failed.failure()), round_index=None, missing=[failed.rank])
         gang.wait(PEERS_LEAVE_S)
 
 
-class _Lines:
-    """What there is to say of each replica, from its progress object."""
-
-    def __init__(self, log: RunLog, rounds: int) -> None:
-        self._log = log
-        self._rounds = rounds
-        self._said: dict[int, tuple[Any, ...]] = {}
-
-    def table(self, gang: Gang) -> Table:
-        table = Table("rank", "state", "round", "inner step", "loss", "tokens/s", box=None)
-        for replica in gang.replicas:
-            table.add_row(str(replica.rank), *self._cells(replica.rank, replica.status))
-        return table
-
-    def changed(self, gang: Gang) -> list[str]:
-        """Lines of those replicas that have something new to say: another state, or a finished round."""
-        lines = []
-        for replica in gang.replicas:
-            state, round_shown, step, loss, speed = self._cells(replica.rank, replica.status)
-            if self._said.get(replica.rank) != (state, loss, speed):
-                self._said[replica.rank] = (state, loss, speed)
-                where = f"{state}, round {round_shown}, inner step {step}"
-                lines.append(f"rank {replica.rank}: {where}, loss {loss}, {speed} tokens/s")
-        return lines
-
-    def _cells(self, rank: int, status: str) -> list[str]:
-        data = self._log.store.find(self._log.keys.progress(rank))
-        progress = read_json(data, f"progress of rank {rank}") if data else {}
-        loss, speed = progress.get("loss"), progress.get("tokens_per_s")
-        state = progress.get("state", "importing") if status == "InProgress" else status
-        return [
-            state,
-            f"{progress.get('round', 0)}/{self._rounds}",
-            str(progress.get("inner_step", 0)),
-            "-" if loss is None else f"{loss:.4f}",
-            "-" if speed is None else f"{speed:.0f}",
-        ]
+def _view(log: RunLog, replica: Replica) -> ReplicaView:
+    data = log.store.find(log.keys.progress(replica.rank))
+    progress = read_json(data, f"progress of rank {replica.rank}") if data else None
+    return ReplicaView(replica.rank, replica.status, progress)
 
 
 def _result(log: RunLog, rank: int) -> dict[str, Any] | None:
@@ -162,7 +130,7 @@ def _result(log: RunLog, rank: int) -> dict[str, Any] | None:
 
 
 def _metrics(log: RunLog, rank: int) -> list[dict[str, Any]]:
-    data = log.store.find(RunLayout(log.run_id).metrics(rank)) or b""
+    data = log.store.find(log.keys.metrics(rank)) or b""
     return [json.loads(line) for line in data.splitlines()]
 
 

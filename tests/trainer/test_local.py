@@ -108,7 +108,7 @@ def test_the_smoke_run_trains_and_leaves_its_results(start: Callable[..., LocalR
     with Image.open(run.folder / "loss.png") as plot:
         assert plot.size == (960, 540)
     assert "SUCCEEDED: all replicas hold the same weights" in output
-    assert "rank 1: finished" in output or "rank 1: Completed" in output
+    assert "rank 1: finished" in output and "rank 1: Completed" in output
 
 
 def test_two_stores_and_two_runs_end_with_the_same_weights(
