@@ -1,0 +1,124 @@
+"""The role a replica's training job runs under, each statement written out.
+
+CDK's `grant_read_write` would add deletion and wildcards. A replica may add to a run, and delete
+its checkpoints, which SageMaker mirrors from the container's folder; it can't rewrite history
+anywhere else, because it may not delete, and its puts to the log are create-only.
+"""
+
+from aws_cdk import Stack
+from aws_cdk import aws_ecr as ecr
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_s3 as s3
+from constructs import Construct
+
+from trainer import layout
+
+# Where SageMaker puts the output and the metrics of every training job.
+JOB_LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+
+RUN_PREFIXES = (
+    layout.RENDEZVOUS_PREFIX,
+    layout.DATA_PREFIX,
+    layout.CHECKPOINT_PREFIX,
+    layout.OUTPUT_PREFIX,
+)
+
+
+class ReplicaRole(Construct):
+    """Execution role of the training jobs, for SageMaker alone, and only for jobs of this account."""
+
+    def __init__(
+        self, scope: Construct, id_: str, *, bucket: s3.IBucket, repository: ecr.IRepository
+    ) -> None:
+        super().__init__(scope, id_)
+        stack = Stack.of(self)
+        jobs = stack.format_arn(service="sagemaker", resource="training-job", resource_name="*")
+        # Without the two conditions SageMaker could be talked into using this role for someone
+        # else's job ("Cross-Service Confused Deputy Prevention", SageMaker developer guide).
+        self.role = iam.Role(
+            self,
+            "Role",
+            description="What a replica of a training run may do",
+            assumed_by=iam.ServicePrincipal(
+                "sagemaker.amazonaws.com",
+                conditions={
+                    "StringEquals": {"aws:SourceAccount": stack.account},
+                    "ArnLike": {"aws:SourceArn": jobs},
+                },
+            ),
+        )
+        for statement in (
+            *_bucket_statements(bucket),
+            *_log_statements(stack),
+            *_image_statements(repository),
+        ):
+            self.role.add_to_policy(statement)
+
+
+def _bucket_statements(bucket: s3.IBucket) -> list[iam.PolicyStatement]:
+    return [
+        iam.PolicyStatement(
+            sid="AddToRuns",
+            # Abort: a multipart upload that fails is taken back at once, not by the lifecycle rule.
+            actions=["s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload"],
+            resources=[bucket.arn_for_objects(f"{prefix}/*") for prefix in RUN_PREFIXES],
+        ),
+        iam.PolicyStatement(
+            sid="ReadInputs",
+            actions=["s3:GetObject"],
+            resources=[bucket.arn_for_objects(f"{layout.INPUT_PREFIX}/*")],
+        ),
+        iam.PolicyStatement(
+            sid="ReplaceCheckpoints",
+            actions=["s3:DeleteObject"],
+            resources=[bucket.arn_for_objects(f"{layout.CHECKPOINT_PREFIX}/*")],
+        ),
+        iam.PolicyStatement(
+            # Also what makes S3 answer 404 and not 403 for a key that isn't there yet.
+            sid="ListRuns",
+            actions=["s3:ListBucket"],
+            resources=[bucket.bucket_arn],
+            conditions={
+                "StringLike": {"s3:prefix": [f"{prefix}/*" for prefix in (*RUN_PREFIXES, layout.INPUT_PREFIX)]}
+            },
+        ),
+    ]
+
+
+def _log_statements(stack: Stack) -> list[iam.PolicyStatement]:
+    # Written by hand: CDK's format_arn would put a slash before a name that begins with one.
+    group = f"arn:{stack.partition}:logs:{stack.region}:{stack.account}:log-group:{JOB_LOG_GROUP}"
+    return [
+        iam.PolicyStatement(
+            sid="WriteLogs",
+            actions=[
+                "logs:CreateLogGroup",
+                "logs:CreateLogStream",
+                "logs:DescribeLogStreams",
+                "logs:PutLogEvents",
+            ],
+            resources=[group, f"{group}:*"],
+        ),
+        iam.PolicyStatement(
+            # PutMetricData knows no resources; its name space is what narrows it.
+            sid="WriteMetrics",
+            actions=["cloudwatch:PutMetricData"],
+            resources=["*"],
+            conditions={"StringEquals": {"cloudwatch:namespace": JOB_LOG_GROUP}},
+        ),
+    ]
+
+
+def _image_statements(repository: ecr.IRepository) -> list[iam.PolicyStatement]:
+    return [
+        iam.PolicyStatement(
+            sid="PullTrainerImage",
+            actions=["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"],
+            resources=[repository.repository_arn],
+        ),
+        iam.PolicyStatement(
+            sid="SignInToRegistry",  # an account's registry as a whole; AWS allows no narrower resource
+            actions=["ecr:GetAuthorizationToken"],
+            resources=["*"],
+        ),
+    ]
