@@ -1,0 +1,117 @@
+"""The state machine of a run: an execution is a run, its name the run's id, its input the parameters."""
+
+from aws_cdk import RemovalPolicy, Stack
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_logs as logs
+from aws_cdk import aws_s3 as s3
+from aws_cdk import aws_stepfunctions as sfn
+from constructs import Construct
+
+from infra.run_states import run_states
+from trainer import layout
+
+
+class RunStateMachine(Construct):
+    """Standard, since Express machines can't wait for a job; JSONata throughout."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        id_: str,
+        *,
+        bucket: s3.IBucket,
+        image_uri: str,
+        replica_role: iam.IRole,
+        log_retention: logs.RetentionDays,
+        removal_policy: RemovalPolicy,
+    ) -> None:
+        super().__init__(scope, id_)
+        stack = Stack.of(self)
+        self.role = iam.Role(
+            self,
+            "Role",
+            description="What the state machine of a training run may do",
+            assumed_by=iam.ServicePrincipal(
+                "states.amazonaws.com", conditions={"StringEquals": {"aws:SourceAccount": stack.account}}
+            ),
+        )
+        for statement in (
+            *_job_statements(stack, replica_role),
+            *_bucket_statements(bucket),
+        ):
+            self.role.add_to_policy(statement)
+        self.log_group = logs.LogGroup(self, "Logs", retention=log_retention, removal_policy=removal_policy)
+        self.state_machine = sfn.StateMachine(
+            self,
+            "Runs",
+            comment="Trains a model on N replicas, one training job each, that share only a bucket",
+            query_language=sfn.QueryLanguage.JSONATA,
+            role=self.role,
+            definition_body=sfn.DefinitionBody.from_chainable(
+                run_states(
+                    self,
+                    bucket_name=bucket.bucket_name,
+                    image_uri=image_uri,
+                    role_arn=replica_role.role_arn,
+                )
+            ),
+            logs=sfn.LogOptions(
+                destination=self.log_group, level=sfn.LogLevel.ALL, include_execution_data=True
+            ),
+            tracing_enabled=True,
+        )
+
+
+def _job_statements(stack: Stack, replica_role: iam.IRole) -> list[iam.PolicyStatement]:
+    """What createTrainingJob.sync needs ("IAM policies for SageMaker", Step Functions guide)."""
+    jobs = stack.format_arn(service="sagemaker", resource="training-job", resource_name="*")
+    rule = stack.format_arn(
+        service="events",
+        resource="rule",
+        resource_name="StepFunctionsGetEventsForSageMakerTrainingJobsRule",
+    )
+    return [
+        iam.PolicyStatement(
+            # AddTags: Step Functions tags the jobs it starts, besides the tags of ours.
+            sid="RunReplicas",
+            actions=[
+                "sagemaker:AddTags",
+                "sagemaker:CreateTrainingJob",
+                "sagemaker:DescribeTrainingJob",
+                "sagemaker:StopTrainingJob",
+            ],
+            resources=[jobs],
+        ),
+        iam.PolicyStatement(
+            sid="HandOverReplicaRole",
+            actions=["iam:PassRole"],
+            resources=[replica_role.role_arn],
+            conditions={"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}},
+        ),
+        iam.PolicyStatement(
+            # The rule by which Step Functions learns that a job has ended; the name is AWS's own.
+            sid="HearOfJobsEnding",
+            actions=["events:DescribeRule", "events:PutRule", "events:PutTargets"],
+            resources=[rule],
+        ),
+    ]
+
+
+def _bucket_statements(bucket: s3.IBucket) -> list[iam.PolicyStatement]:
+    log = layout.RunLayout("*") if False else f"{layout.RENDEZVOUS_PREFIX}/*"
+    return [
+        iam.PolicyStatement(
+            sid="SteerRuns",
+            actions=["s3:PutObject"],
+            resources=[
+                bucket.arn_for_objects(f"{log}/{layout.RUN_FILE}"),
+                bucket.arn_for_objects(f"{log}/progress/*"),
+                bucket.arn_for_objects(f"{log}/abort.json"),
+            ],
+        ),
+        iam.PolicyStatement(
+            sid="ReadResults",
+            actions=["s3:GetObject"],
+            resources=[bucket.arn_for_objects(f"{log}/results/*")],
+        ),
+    ]
