@@ -5,6 +5,7 @@ Runs as an inline Lambda: this one file, at most 4,096 characters, nothing but t
 
 import json
 import urllib.request
+from typing import Any
 
 import boto3
 
@@ -12,7 +13,7 @@ import boto3
 ANSWER_FIELDS = ("ResponseURL", "StackId", "RequestId", "LogicalResourceId")
 
 
-def handler(event, context):
+def handler(event: dict[str, Any], context: object) -> None:
     """Start a build for Create and Update. Deleting keeps the images: finished runs name them."""
     if event["RequestType"] == "Delete":
         answer(event, "SUCCESS", "Images stay in their repository")
@@ -29,13 +30,13 @@ def handler(event, context):
                 {"name": name, "value": value, "type": "PLAINTEXT"} for name, value in variables.items()
             ],
         )["build"]
-    except Exception as error:  # whatever it is, CloudFormation must hear of it or waits an hour
+    except Exception as error:  # whatever it is: CloudFormation waits an hour for an answer
         answer(event, "FAILED", f"The build could not be started: {error}")
         raise
     print(f"started={build['id']} image={properties['ImageUri']}")
 
 
-def answer(event, status, reason):
+def answer(event: dict[str, Any], status: str, reason: str) -> None:
     body = {
         "Status": status,
         "Reason": reason,
@@ -43,7 +44,8 @@ def answer(event, status, reason):
         "PhysicalResourceId": "trainer-image",
         **{name: event[name] for name in ANSWER_FIELDS[1:]},
     }
-    request = urllib.request.Request(
+    # The URL is CloudFormation's own, signed for a PUT without a content type.
+    request = urllib.request.Request(  # noqa: S310
         event["ResponseURL"], data=json.dumps(body).encode(), headers={"Content-Type": ""}, method="PUT"
     )
-    urllib.request.urlopen(request, timeout=20)
+    urllib.request.urlopen(request, timeout=20)  # noqa: S310

@@ -79,7 +79,9 @@ def _bucket_statements(bucket: s3.IBucket) -> list[iam.PolicyStatement]:
             actions=["s3:ListBucket"],
             resources=[bucket.bucket_arn],
             conditions={
-                "StringLike": {"s3:prefix": [f"{prefix}/*" for prefix in (*RUN_PREFIXES, layout.INPUT_PREFIX)]}
+                "StringLike": {
+                    "s3:prefix": [f"{prefix}/*" for prefix in (*RUN_PREFIXES, layout.INPUT_PREFIX)]
+                }
             },
         ),
     ]

@@ -20,6 +20,16 @@ _PUT: Final = "arn:aws:states:::aws-sdk:s3:putObject"
 _GET: Final = "arn:aws:states:::aws-sdk:s3:getObject"
 _KEEP_RANK: Final = {"rank": jsonata("$rank")}
 
+
+def _pattern(template: str) -> str:
+    """The key of any run and rank, as an IAM policy writes it."""
+    return template.replace(_RUN, "*").replace(f"{_RANK:04d}", "*")
+
+
+# For the state machine's role: all it may write, and all it may read.
+WRITTEN: Final = tuple(map(_pattern, (_LAYOUT.run_file, _LAYOUT.progress(_RANK), _LAYOUT.abort)))
+READ: Final = (_pattern(_LAYOUT.result(_RANK)),)
+
 # Of a replica's result, what the summary shows. 40 of them and all else have 256 KiB between two states.
 RESULT_FIELDS: Final = ("model_uri", "weights_hash", "rounds", "first_loss", "last_loss", "bigram_loss")
 
@@ -86,7 +96,7 @@ def write_abort_marker() -> dict[str, Any]:
             "Body": {
                 "run_id": jsonata("$run_id"),
                 "rank": jsonata("$rank"),
-                "round": None,
+                "round": jsonata("null"),
                 "reason": jsonata("$substring($failure, 0, 1024)"),
                 "missing": [jsonata("$rank")],
                 "by": "state machine",
@@ -109,7 +119,8 @@ def read_result() -> dict[str, Any]:
         "Output": jsonata(
             "($body := $states.result.Body; $result := $type($body) = 'string' ? $parse($body) : $body;"
             " {'rank': $rank, 'status': 'Completed', 'attempts': $attempt + 1, 'job_name': $job_name, "
-            f"{fields}" "})"
+            f"{fields}"
+            "})"
         ),
         "End": True,
     }

@@ -7,8 +7,8 @@ from aws_cdk import aws_s3 as s3
 from aws_cdk import aws_stepfunctions as sfn
 from constructs import Construct
 
+from infra import run_objects
 from infra.run_states import run_states
-from trainer import layout
 
 
 class RunStateMachine(Construct):
@@ -23,7 +23,6 @@ class RunStateMachine(Construct):
         image_uri: str,
         replica_role: iam.IRole,
         log_retention: logs.RetentionDays,
-        removal_policy: RemovalPolicy,
     ) -> None:
         super().__init__(scope, id_)
         stack = Stack.of(self)
@@ -40,7 +39,9 @@ class RunStateMachine(Construct):
             *_bucket_statements(bucket),
         ):
             self.role.add_to_policy(statement)
-        self.log_group = logs.LogGroup(self, "Logs", retention=log_retention, removal_policy=removal_policy)
+        self.log_group = logs.LogGroup(
+            self, "Logs", retention=log_retention, removal_policy=RemovalPolicy.DESTROY
+        )
         self.state_machine = sfn.StateMachine(
             self,
             "Runs",
@@ -98,20 +99,15 @@ def _job_statements(stack: Stack, replica_role: iam.IRole) -> list[iam.PolicySta
 
 
 def _bucket_statements(bucket: s3.IBucket) -> list[iam.PolicyStatement]:
-    log = layout.RunLayout("*") if False else f"{layout.RENDEZVOUS_PREFIX}/*"
     return [
         iam.PolicyStatement(
             sid="SteerRuns",
             actions=["s3:PutObject"],
-            resources=[
-                bucket.arn_for_objects(f"{log}/{layout.RUN_FILE}"),
-                bucket.arn_for_objects(f"{log}/progress/*"),
-                bucket.arn_for_objects(f"{log}/abort.json"),
-            ],
+            resources=[bucket.arn_for_objects(key) for key in run_objects.WRITTEN],
         ),
         iam.PolicyStatement(
             sid="ReadResults",
             actions=["s3:GetObject"],
-            resources=[bucket.arn_for_objects(f"{log}/results/*")],
+            resources=[bucket.arn_for_objects(key) for key in run_objects.READ],
         ),
     ]

@@ -203,9 +203,7 @@ def _compare(scope: Construct) -> sfn.IChainable:
     agree = sfn.Choice.jsonata(
         scope, "ReplicasAgree?", comment="Replicas that took the same means have the same weights, to the bit"
     )
-    summary = ", ".join(
-        f"'{name}': $replicas[0].{name}" for name in RESULT_FIELDS
-    )
+    summary = ", ".join(f"'{name}': $replicas[0].{name}" for name in RESULT_FIELDS)
     done = sfn.Pass.jsonata(
         scope,
         "Summary",

@@ -1,11 +1,10 @@
 """Runs stack: what changes from one version to the next, and holds no data."""
 
 import re
-from typing import Any
+from typing import Any, Final
 
-from aws_cdk import CfnOutput, RemovalPolicy, Stack
+from aws_cdk import CfnOutput, Stack
 from aws_cdk import aws_ecr as ecr
-from aws_cdk import aws_logs as logs
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
@@ -14,8 +13,11 @@ from infra.run_state_machine import RunStateMachine
 from infra.settings import Settings
 from infra.trainer_image import TrainerImage
 
-STATE_MACHINE_OUTPUT = "StateMachineArn"
-BUCKET_OUTPUT = "RunBucketName"
+STATE_MACHINE_OUTPUT: Final = "StateMachineArn"
+BUCKET_OUTPUT: Final = "RunBucketName"
+
+# <account>.dkr.ecr.<region>.amazonaws.com/<repository>:<tag>
+_ECR_IMAGE: Final = r"([0-9]{12})\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/([^:@]+)"
 
 
 class RunsStack(Stack):
@@ -32,7 +34,48 @@ class RunsStack(Stack):
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            scope, id_, description="Distributed training over S3: runs as Step Functions executions", **kwargs
+            scope,
+            id_,
+            description="Distributed training over S3: runs as Step Functions executions",
+            **kwargs,
         )
-        removal_policy = RemovalPolicy.DESTROY if settings.sandbox else RemovalPolicy.RETAIN
-        log_retention = retention(settings.log_retention_days)
+        image_uri = settings.image_uri or self._built_image(settings, repository)
+        replica = ReplicaRole(self, "Replica", bucket=bucket, repository=self._home_of(settings, repository))
+        runs = RunStateMachine(
+            self,
+            "Runs",
+            bucket=bucket,
+            image_uri=image_uri,
+            replica_role=replica.role,
+            log_retention=settings.log_retention,
+        )
+        CfnOutput(
+            self,
+            STATE_MACHINE_OUTPUT,
+            value=runs.state_machine.state_machine_arn,
+            description="Start an execution of this with run parameters as its input",
+        )
+        CfnOutput(self, BUCKET_OUTPUT, value=bucket.bucket_name, description="Bucket of all runs")
+
+    def _built_image(self, settings: Settings, repository: ecr.IRepository) -> str:
+        return TrainerImage(
+            self,
+            "TrainerImage",
+            repository=repository,
+            base_image=settings.base_image,
+            log_retention=settings.log_retention,
+        ).uri
+
+    def _home_of(self, settings: Settings, repository: ecr.IRepository) -> ecr.IRepository:
+        """The repository the image comes from, which an image of one's own may have elsewhere in ECR."""
+        found = re.match(_ECR_IMAGE, settings.image_uri or "")
+        if not found:
+            return repository
+        account, region, name = found.groups()
+        return ecr.Repository.from_repository_arn(
+            self,
+            "ImageRepository",
+            self.format_arn(
+                service="ecr", account=account, region=region, resource="repository", resource_name=name
+            ),
+        )

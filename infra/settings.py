@@ -7,15 +7,24 @@ deploys sets these; whoever starts a run sets run parameters (trainer/run_spec.p
 from collections.abc import Mapping
 from typing import Any, Final, Self
 
+from aws_cdk import RemovalPolicy
+from aws_cdk import aws_logs as logs
 from constructs import Node
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from trainer.run_spec import MAX_RUNTIME_S
 
 # Payloads must outlive every job that could still ask for them.
 LONGEST_JOB_DAYS: Final = MAX_RUNTIME_S // 86_400
-# CloudWatch keeps logs for certain numbers of days only (PutRetentionPolicy).
-LOG_RETENTION_DAYS: Final = (1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731)
+# CloudWatch keeps logs for certain numbers of days only (PutRetentionPolicy); a choice of them.
+LOG_RETENTION: Final = {
+    7: logs.RetentionDays.ONE_WEEK,
+    30: logs.RetentionDays.ONE_MONTH,
+    90: logs.RetentionDays.THREE_MONTHS,
+    180: logs.RetentionDays.SIX_MONTHS,
+    365: logs.RetentionDays.ONE_YEAR,
+    731: logs.RetentionDays.TWO_YEARS,
+}
 
 
 class InvalidSetting(ValueError):
@@ -33,8 +42,8 @@ class Settings(BaseModel):
     )  # fmt: skip
     sandbox: bool = Field(
         False,
-        description="Delete bucket, repository and logs with the stacks (the bucket must be empty by "
-        "then). Otherwise they stay, since they hold results.",
+        description="Delete the bucket (which must be empty by then) and the images with the storage "
+        "stack. Otherwise they stay: they are what runs have produced.",
     )  # fmt: skip
     image_uri: str | None = Field(
         None, pattern=r"^[a-z0-9][a-zA-Z0-9._/-]*(:[0-9]+/[a-zA-Z0-9._/-]+)?([:@][a-zA-Z0-9._:-]+)?$",
@@ -48,7 +57,9 @@ class Settings(BaseModel):
         "an AWS Deep Learning Container of the public gallery, public.ecr.aws/deep-learning-containers.",
     )  # fmt: skip
     log_retention_days: int = Field(
-        90, description="Days to keep the logs of the state machine and of the image builds."
+        90,
+        description="Days to keep the logs of the state machine and of the image builds: 7, 30, 90, "
+        "180, 365 or 731.",
     )
     payload_days: int = Field(
         35, gt=LONGEST_JOB_DAYS, le=3650,
@@ -66,20 +77,31 @@ class Settings(BaseModel):
     def from_mapping(cls, context: Mapping[str, Any]) -> Self:
         given = {key: value for key, value in context.items() if _is_ours(key)}
         try:
-            settings = cls.model_validate(given)
+            return cls.model_validate(given)
         except ValidationError as error:
             problems = [
                 f"{'.'.join(map(str, detail['loc']))}: {detail['msg']} (got {detail['input']!r})"
                 for detail in error.errors()
             ]
-            known = ", ".join(cls.model_fields)
-            raise InvalidSetting(f"CDK context: {'; '.join(problems)}. Known keys: {known}.") from error
-        if settings.log_retention_days not in LOG_RETENTION_DAYS:
             raise InvalidSetting(
-                f"CDK context: log_retention_days: must be one of {LOG_RETENTION_DAYS}, "
-                f"the periods CloudWatch offers (got {settings.log_retention_days})"
-            )
-        return settings
+                f"CDK context: {'; '.join(problems)}. Known keys: {', '.join(cls.model_fields)}."
+            ) from error
+
+    @field_validator("log_retention_days")
+    @classmethod
+    def _is_offered(cls, days: int) -> int:
+        if days not in LOG_RETENTION:
+            raise ValueError(f"must be one of {', '.join(map(str, LOG_RETENTION))}")
+        return days
+
+    @property
+    def log_retention(self) -> logs.RetentionDays:
+        return LOG_RETENTION[self.log_retention_days]
+
+    @property
+    def removal_policy(self) -> RemovalPolicy:
+        """What becomes of data when its stack is deleted."""
+        return RemovalPolicy.DESTROY if self.sandbox else RemovalPolicy.RETAIN
 
 
 def _is_ours(key: str) -> bool:

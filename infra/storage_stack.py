@@ -2,14 +2,12 @@
 
 from typing import Any
 
-from aws_cdk import CfnOutput, Duration, RemovalPolicy, Stack
+from aws_cdk import Duration, Stack
 from aws_cdk import aws_ecr as ecr
 from constructs import Construct
 
 from infra.run_bucket import RunBucket
 from infra.settings import Settings
-
-BUCKET_OUTPUT = "RunBucketName"
 
 
 class StorageStack(Stack):
@@ -23,10 +21,8 @@ class StorageStack(Stack):
         super().__init__(
             scope, id_, description="Distributed training over S3: the data of all runs", **kwargs
         )
-        removal_policy = RemovalPolicy.DESTROY if settings.sandbox else RemovalPolicy.RETAIN
-
         self.run_bucket = RunBucket(
-            self, "RunBucket", payload_days=settings.payload_days, removal_policy=removal_policy
+            self, "RunBucket", payload_days=settings.payload_days, removal_policy=settings.removal_policy
         )
         # A tag names the content of a build, so it never moves: a run keeps the code it began with.
         self.repository = ecr.Repository(
@@ -34,17 +30,11 @@ class StorageStack(Stack):
             "TrainerRepository",
             image_scan_on_push=True,
             image_tag_mutability=ecr.TagMutability.IMMUTABLE,
-            removal_policy=removal_policy,
+            removal_policy=settings.removal_policy,
             empty_on_delete=settings.sandbox,
         )
         self.repository.add_lifecycle_rule(
             description="Pushes that were overtaken leave layers without a tag",
             tag_status=ecr.TagStatus.UNTAGGED,
             max_image_age=Duration.days(30),
-        )
-        CfnOutput(
-            self,
-            BUCKET_OUTPUT,
-            value=self.run_bucket.bucket.bucket_name,
-            description="Bucket of all runs: data in diloco-in/, results in diloco-out/",
         )

@@ -39,7 +39,6 @@ class TrainerImage(Construct):
         repository: ecr.IRepository,
         base_image: str,
         log_retention: logs.RetentionDays,
-        removal_policy: RemovalPolicy,
         root: Path = ROOT,
     ) -> None:
         super().__init__(scope, id_)
@@ -52,7 +51,7 @@ class TrainerImage(Construct):
             ignore_mode=IgnoreMode.DOCKER,
         )
         self.uri = repository.repository_uri_for_tag(content_tag(context.asset_hash, base_image))
-        log_group = logs.LogGroup(self, "Logs", retention=log_retention, removal_policy=removal_policy)
+        log_group = logs.LogGroup(self, "Logs", retention=log_retention, removal_policy=RemovalPolicy.DESTROY)
 
         project = self._project(context, base_image, log_group)
         repository.grant_pull_push(project)

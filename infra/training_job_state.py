@@ -96,10 +96,11 @@ def _request(*, image_uri: str, role_arn: str) -> dict[str, Any]:
         "EnableManagedSpotTraining": jsonata("$parameters.use_spot"),
         # Isolated, a container could not reach S3, and every peer would wait for it in vain.
         "EnableNetworkIsolation": False,
-        "OutputDataConfig": {"S3OutputPath": jsonata(f"'s3://' & $bucket & '/{layout.OUTPUT_PREFIX}/' & $run_id & '/jobs'")},
+        "OutputDataConfig": {
+            "S3OutputPath": jsonata(f"'s3://' & $bucket & '/{layout.OUTPUT_PREFIX}/' & $run_id & '/jobs'")
+        },
         "Tags": [
             {"Key": "diloco:run", "Value": jsonata("$run_id")},
             {"Key": "diloco:rank", "Value": jsonata("$string($rank)")},
         ],
     }
-

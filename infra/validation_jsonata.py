@@ -59,7 +59,7 @@ _HELPERS: Final = """
 
 def defaults() -> dict[str, Any]:
     """Every run parameter's default, as JSON."""
-    return RunSpec().model_dump(mode="json")
+    return RunSpec.model_validate({}).model_dump(mode="json")
 
 
 def problems_expression() -> str:
