@@ -5,6 +5,7 @@ suits all of them, and synthesis never calls AWS.
 """
 
 import aws_cdk as cdk
+from cdk_nag import AwsSolutionsChecks
 
 from infra.runs_stack import RunsStack
 from infra.settings import Settings
@@ -21,6 +22,8 @@ RunsStack(
     bucket=storage.run_bucket.bucket,
     repository=storage.repository,
 )
+# Security rules of the AWS Solutions library; a finding nobody has given a reason for ends synthesis.
+cdk.Validations.of(app).add_plugins(AwsSolutionsChecks(app))
 cdk.Tags.of(app).add("application", settings.prefix)
 
 app.synth()

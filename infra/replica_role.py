@@ -5,12 +5,13 @@ its checkpoints, which SageMaker mirrors from the container's folder; it can't r
 anywhere else, because it may not delete, and its puts to the log are create-only.
 """
 
-from aws_cdk import Stack
+from aws_cdk import ArnFormat, Stack
 from aws_cdk import aws_ecr as ecr
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
+from infra.findings import add_statement
 from trainer import layout
 
 # Where SageMaker puts the output and the metrics of every training job.
@@ -47,80 +48,114 @@ class ReplicaRole(Construct):
                 },
             ),
         )
-        for statement in (
+        for statement, wildcards in (
             *_bucket_statements(bucket),
             *_log_statements(stack),
             *_image_statements(repository),
         ):
-            self.role.add_to_policy(statement)
+            add_statement(self.role, statement, wildcards=wildcards)
 
 
-def _bucket_statements(bucket: s3.IBucket) -> list[iam.PolicyStatement]:
+# A statement, and why its wildcards can't be narrower.
+_Statements = list[tuple[iam.PolicyStatement, str | None]]
+
+
+def _bucket_statements(bucket: s3.IBucket) -> _Statements:
+    any_run = "One role serves all runs, and a run's id is known only when it starts"
     return [
-        iam.PolicyStatement(
-            sid="AddToRuns",
-            # Abort: a multipart upload that fails is taken back at once, not by the lifecycle rule.
-            actions=["s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload"],
-            resources=[bucket.arn_for_objects(f"{prefix}/*") for prefix in RUN_PREFIXES],
+        (
+            iam.PolicyStatement(
+                sid="AddToRuns",
+                # Abort: a multipart upload that fails is taken back at once, not by the lifecycle rule.
+                actions=["s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload"],
+                resources=[bucket.arn_for_objects(f"{prefix}/*") for prefix in RUN_PREFIXES],
+            ),
+            any_run,
         ),
-        iam.PolicyStatement(
-            sid="ReadInputs",
-            actions=["s3:GetObject"],
-            resources=[bucket.arn_for_objects(f"{layout.INPUT_PREFIX}/*")],
+        (
+            iam.PolicyStatement(
+                sid="ReadInputs",
+                actions=["s3:GetObject"],
+                resources=[bucket.arn_for_objects(f"{layout.INPUT_PREFIX}/*")],
+            ),
+            "Data sets lie wherever their uploaders put them below this prefix",
         ),
-        iam.PolicyStatement(
-            sid="ReplaceCheckpoints",
-            actions=["s3:DeleteObject"],
-            resources=[bucket.arn_for_objects(f"{layout.CHECKPOINT_PREFIX}/*")],
+        (
+            iam.PolicyStatement(
+                sid="ReplaceCheckpoints",
+                actions=["s3:DeleteObject"],
+                resources=[bucket.arn_for_objects(f"{layout.CHECKPOINT_PREFIX}/*")],
+            ),
+            any_run,
         ),
-        iam.PolicyStatement(
-            # Also what makes S3 answer 404 and not 403 for a key that isn't there yet.
-            sid="ListRuns",
-            actions=["s3:ListBucket"],
-            resources=[bucket.bucket_arn],
-            conditions={
-                "StringLike": {
-                    "s3:prefix": [f"{prefix}/*" for prefix in (*RUN_PREFIXES, layout.INPUT_PREFIX)]
-                }
-            },
+        (
+            iam.PolicyStatement(
+                # Also what makes S3 answer 404 and not 403 for a key that isn't there yet.
+                sid="ListRuns",
+                actions=["s3:ListBucket"],
+                resources=[bucket.bucket_arn],
+                conditions={
+                    "StringLike": {
+                        "s3:prefix": [f"{prefix}/*" for prefix in (*RUN_PREFIXES, layout.INPUT_PREFIX)]
+                    }
+                },
+            ),
+            None,
         ),
     ]
 
 
-def _log_statements(stack: Stack) -> list[iam.PolicyStatement]:
-    # Written by hand: CDK's format_arn would put a slash before a name that begins with one.
-    group = f"arn:{stack.partition}:logs:{stack.region}:{stack.account}:log-group:{JOB_LOG_GROUP}"
+def _log_statements(stack: Stack) -> _Statements:
+    group = stack.format_arn(
+        service="logs",
+        resource="log-group",
+        resource_name=JOB_LOG_GROUP,
+        arn_format=ArnFormat.COLON_RESOURCE_NAME,
+    )
     return [
-        iam.PolicyStatement(
-            sid="WriteLogs",
-            actions=[
-                "logs:CreateLogGroup",
-                "logs:CreateLogStream",
-                "logs:DescribeLogStreams",
-                "logs:PutLogEvents",
-            ],
-            resources=[group, f"{group}:*"],
+        (
+            iam.PolicyStatement(
+                sid="WriteLogs",
+                actions=[
+                    "logs:CreateLogGroup",
+                    "logs:CreateLogStream",
+                    "logs:DescribeLogStreams",
+                    "logs:PutLogEvents",
+                ],
+                resources=[group, f"{group}:*"],
+            ),
+            "SageMaker names the streams of this one group, after the jobs",
         ),
-        iam.PolicyStatement(
-            # PutMetricData knows no resources; its name space is what narrows it.
-            sid="WriteMetrics",
-            actions=["cloudwatch:PutMetricData"],
-            resources=["*"],
-            conditions={"StringEquals": {"cloudwatch:namespace": JOB_LOG_GROUP}},
+        (
+            iam.PolicyStatement(
+                sid="WriteMetrics",
+                actions=["cloudwatch:PutMetricData"],
+                resources=["*"],
+                conditions={"StringEquals": {"cloudwatch:namespace": JOB_LOG_GROUP}},
+            ),
+            "PutMetricData knows no resources; the condition on its name space narrows it",
         ),
     ]
 
 
-def _image_statements(repository: ecr.IRepository) -> list[iam.PolicyStatement]:
+def _image_statements(repository: ecr.IRepository) -> _Statements:
     return [
-        iam.PolicyStatement(
-            sid="PullTrainerImage",
-            actions=["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"],
-            resources=[repository.repository_arn],
+        (
+            iam.PolicyStatement(
+                sid="PullTrainerImage",
+                actions=[
+                    "ecr:BatchCheckLayerAvailability",
+                    "ecr:BatchGetImage",
+                    "ecr:GetDownloadUrlForLayer",
+                ],
+                resources=[repository.repository_arn],
+            ),
+            None,
         ),
-        iam.PolicyStatement(
-            sid="SignInToRegistry",  # an account's registry as a whole; AWS allows no narrower resource
-            actions=["ecr:GetAuthorizationToken"],
-            resources=["*"],
+        (
+            iam.PolicyStatement(
+                sid="SignInToRegistry", actions=["ecr:GetAuthorizationToken"], resources=["*"]
+            ),
+            "A token is for the whole registry of an account: the action knows no resources",
         ),
     ]

@@ -80,12 +80,11 @@ def replica_states(scope: Construct, *, image_uri: str, role_arn: str) -> sfn.IC
         assign={"failure": jsonata(f"'SageMaker refused to create its training job. ' & {_ERROR}")},
         outputs=_KEEP_RANK,
     )
-    train.add_catch(relaunch, errors=["States.ALL"], assign=_failure(), outputs=_KEEP_RANK)
+    train.add_catch(relaunch, errors=["States.ALL"], assign=_failure())
     result.add_catch(
         give_up,
         errors=["States.ALL"],
         assign={"failure": jsonata(f"'its job completed, but left no result that can be read. ' & {_ERROR}")},
-        outputs=_KEEP_RANK,
     )
     return replica
 
@@ -95,16 +94,16 @@ def _retry_creation(train: sfn.CustomState) -> None:
     train.add_retry(
         errors=list(QUOTA_ERRORS),
         interval=Duration.seconds(30),
-        max_attempts=6,
-        backoff_rate=2.0,
+        max_attempts=8,
+        backoff_rate=1.5,
         max_delay=Duration.minutes(5),
         jitter_strategy=sfn.JitterType.FULL,
     )
     train.add_retry(
         errors=list(THROTTLING_ERRORS),
         interval=Duration.seconds(2),
-        max_attempts=5,
-        backoff_rate=2.0,
+        max_attempts=6,
+        backoff_rate=1.5,
         max_delay=Duration.minutes(1),
         jitter_strategy=sfn.JitterType.FULL,
     )
@@ -154,7 +153,7 @@ def _relaunch(scope: Construct, *, then: sfn.State, otherwise: sfn.IChainable) -
         sfn.Condition.jsonata(jsonata("$repeatable ? $attempt < $parameters.max_relaunches : false")), mark
     )
     again.otherwise(otherwise)
-    mark.add_catch(pause, errors=["States.ALL"], outputs=_KEEP_RANK)
+    mark.add_catch(pause, errors=["States.ALL"])
     mark.next(pause)
     pause.next(then)
     return again
@@ -175,6 +174,6 @@ def _give_up(scope: Construct) -> sfn.IChainable:
         ),
     )
     # A replica may have written the marker before: the first one stands.
-    abort.add_catch(fail, errors=["States.ALL"], outputs=_KEEP_RANK)
+    abort.add_catch(fail, errors=["States.ALL"])
     abort.next(fail)
     return abort

@@ -4,6 +4,7 @@ from aws_cdk import Duration, RemovalPolicy
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
+from infra.findings import acknowledge
 from trainer import layout
 
 
@@ -38,4 +39,9 @@ class RunBucket(Construct):
         self.bucket.add_lifecycle_rule(
             id="AbortIncompleteUploads",
             abort_incomplete_multipart_upload_after=Duration.days(3),
+        )
+        acknowledge(
+            self.bucket,
+            "S1",
+            "Access logs would double the requests of every exchange; CloudTrail data events record them",
         )

@@ -8,6 +8,7 @@ from aws_cdk import aws_stepfunctions as sfn
 from constructs import Construct
 
 from infra import run_objects
+from infra.findings import acknowledge_wildcards, add_statement
 from infra.run_states import run_states
 
 
@@ -34,11 +35,8 @@ class RunStateMachine(Construct):
                 "states.amazonaws.com", conditions={"StringEquals": {"aws:SourceAccount": stack.account}}
             ),
         )
-        for statement in (
-            *_job_statements(stack, replica_role),
-            *_bucket_statements(bucket),
-        ):
-            self.role.add_to_policy(statement)
+        for statement, wildcards in (*_job_statements(stack, replica_role), *_bucket_statements(bucket)):
+            add_statement(self.role, statement, wildcards=wildcards)
         self.log_group = logs.LogGroup(
             self, "Logs", retention=log_retention, removal_policy=RemovalPolicy.DESTROY
         )
@@ -61,9 +59,17 @@ class RunStateMachine(Construct):
             ),
             tracing_enabled=True,
         )
+        # CDK's own statements for log delivery and X-Ray.
+        acknowledge_wildcards(
+            self.role, ["*"], "Log delivery and X-Ray are granted by account: their actions know no resources"
+        )
 
 
-def _job_statements(stack: Stack, replica_role: iam.IRole) -> list[iam.PolicyStatement]:
+# A statement, and why its wildcards can't be narrower.
+_Statements = list[tuple[iam.PolicyStatement, str | None]]
+
+
+def _job_statements(stack: Stack, replica_role: iam.IRole) -> _Statements:
     """What createTrainingJob.sync needs ("IAM policies for SageMaker", Step Functions guide)."""
     jobs = stack.format_arn(service="sagemaker", resource="training-job", resource_name="*")
     rule = stack.format_arn(
@@ -72,42 +78,58 @@ def _job_statements(stack: Stack, replica_role: iam.IRole) -> list[iam.PolicySta
         resource_name="StepFunctionsGetEventsForSageMakerTrainingJobsRule",
     )
     return [
-        iam.PolicyStatement(
-            # AddTags: Step Functions tags the jobs it starts, besides the tags of ours.
-            sid="RunReplicas",
-            actions=[
-                "sagemaker:AddTags",
-                "sagemaker:CreateTrainingJob",
-                "sagemaker:DescribeTrainingJob",
-                "sagemaker:StopTrainingJob",
-            ],
-            resources=[jobs],
+        (
+            iam.PolicyStatement(
+                # AddTags: Step Functions tags the jobs it starts, besides the tags of ours.
+                sid="RunReplicas",
+                actions=[
+                    "sagemaker:AddTags",
+                    "sagemaker:CreateTrainingJob",
+                    "sagemaker:DescribeTrainingJob",
+                    "sagemaker:StopTrainingJob",
+                ],
+                resources=[jobs],
+            ),
+            "A job is named after its run, which its user names",
         ),
-        iam.PolicyStatement(
-            sid="HandOverReplicaRole",
-            actions=["iam:PassRole"],
-            resources=[replica_role.role_arn],
-            conditions={"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}},
+        (
+            iam.PolicyStatement(
+                sid="HandOverReplicaRole",
+                actions=["iam:PassRole"],
+                resources=[replica_role.role_arn],
+                conditions={"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}},
+            ),
+            None,
         ),
-        iam.PolicyStatement(
-            # The rule by which Step Functions learns that a job has ended; the name is AWS's own.
-            sid="HearOfJobsEnding",
-            actions=["events:DescribeRule", "events:PutRule", "events:PutTargets"],
-            resources=[rule],
+        (
+            iam.PolicyStatement(
+                # The rule by which Step Functions learns that a job has ended; the name is AWS's own.
+                sid="HearOfJobsEnding",
+                actions=["events:DescribeRule", "events:PutRule", "events:PutTargets"],
+                resources=[rule],
+            ),
+            None,
         ),
     ]
 
 
-def _bucket_statements(bucket: s3.IBucket) -> list[iam.PolicyStatement]:
+def _bucket_statements(bucket: s3.IBucket) -> _Statements:
+    any_run = "One state machine serves all runs, and a run's id is known only when it starts"
     return [
-        iam.PolicyStatement(
-            sid="SteerRuns",
-            actions=["s3:PutObject"],
-            resources=[bucket.arn_for_objects(key) for key in run_objects.WRITTEN],
+        (
+            iam.PolicyStatement(
+                sid="SteerRuns",
+                actions=["s3:PutObject"],
+                resources=[bucket.arn_for_objects(key) for key in run_objects.WRITTEN],
+            ),
+            any_run,
         ),
-        iam.PolicyStatement(
-            sid="ReadResults",
-            actions=["s3:GetObject"],
-            resources=[bucket.arn_for_objects(key) for key in run_objects.READ],
+        (
+            iam.PolicyStatement(
+                sid="ReadResults",
+                actions=["s3:GetObject"],
+                resources=[bucket.arn_for_objects(key) for key in run_objects.READ],
+            ),
+            any_run,
         ),
     ]

@@ -107,7 +107,6 @@ def _record(scope: Construct, *, then: sfn.IChainable) -> sfn.IChainable:
         is_taken,
         errors=["States.ALL"],
         assign={"failure": jsonata("$states.errorOutput.Error & ': ' & $states.errorOutput.Cause")},
-        outputs={"run_id": jsonata("$run_id")},
     )
     is_taken.when(
         sfn.Condition.jsonata(jsonata("$contains($failure, /PreconditionFailed|pre-condition|412/)")), taken
@@ -161,16 +160,15 @@ def _stop_all(scope: Construct) -> sfn.IChainable:
             "Output": {},
         },
     )
-    # A comma in front of the catch: throttling is worth another try, the rest is not.
     stop.add_retry(
         errors=["SageMaker.ThrottlingException"],
         interval=Duration.seconds(2),
         max_attempts=5,
-        backoff_rate=2.0,
+        backoff_rate=1.5,
         jitter_strategy=sfn.JitterType.FULL,
     )
     stopped = sfn.Pass.jsonata(scope, "JobStopped", comment="This job runs no longer", outputs={})
-    stop.add_catch(stopped, errors=["States.ALL"], outputs={})
+    stop.add_catch(stopped, errors=["States.ALL"])
     stop.next(stopped)
     stop_all = sfn.Map.jsonata(
         scope,

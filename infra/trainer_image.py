@@ -10,7 +10,7 @@ import hashlib
 from pathlib import Path
 from typing import Final
 
-from aws_cdk import CustomResource, Duration, IgnoreMode, RemovalPolicy
+from aws_cdk import ArnFormat, CustomResource, Duration, IgnoreMode, RemovalPolicy, Stack
 from aws_cdk import aws_codebuild as codebuild
 from aws_cdk import aws_ecr as ecr
 from aws_cdk import aws_iam as iam
@@ -19,6 +19,7 @@ from aws_cdk import aws_logs as logs
 from aws_cdk import aws_s3_assets as s3_assets
 from constructs import Construct
 
+from infra.findings import acknowledge, acknowledge_wildcards
 from infra.image_build_spec import build_spec
 
 ROOT: Final = Path(__file__).parent.parent
@@ -71,6 +72,7 @@ class TrainerImage(Construct):
         )
         # CloudFormation would otherwise start the build before the policies of both roles exist.
         build.node.add_dependency(project, role)
+        self._acknowledge_findings(project, starter)
 
     def _project(
         self, context: s3_assets.Asset, base_image: str, log_group: logs.ILogGroup
@@ -126,6 +128,30 @@ class TrainerImage(Construct):
             timeout=Duration.minutes(1),
             log_group=log_group,
         )
+
+    def _acknowledge_findings(self, project: codebuild.Project, starter: lambda_.Function) -> None:
+        acknowledge_wildcards(
+            project,
+            ["s3:GetBucket*", "s3:GetObject*", "s3:List*"],
+            "CDK's grant of one asset; it names the object, and these actions only read",
+        )
+        acknowledge_wildcards(
+            project,
+            [
+                Stack.of(self).format_arn(
+                    service="logs",
+                    resource="log-group",
+                    resource_name=f"/aws/codebuild/{project.project_name}:*",
+                    arn_format=ArnFormat.COLON_RESOURCE_NAME,
+                )
+            ],
+            "CDK grants the default log group of this project beside the one it is given",
+        )
+        acknowledge_wildcards(
+            project, ["*"], "ecr:GetAuthorizationToken is for a whole registry: it knows no resources"
+        )
+        acknowledge(project, "CB4", "It produces no artefact to encrypt; ECR encrypts the image itself")
+        acknowledge(starter, "L1", "Pinned: a new runtime is tried before it is deployed")
 
 
 def content_tag(context_hash: str, base_image: str) -> str:
