@@ -24,8 +24,6 @@ def handler(event: dict[str, Any], context: object) -> None:
     try:
         build = boto3.client("codebuild").start_build(
             projectName=properties["Project"],
-            sourceTypeOverride="S3",
-            sourceLocationOverride=properties["SourceLocation"],
             environmentVariablesOverride=[
                 {"name": name, "value": value, "type": "PLAINTEXT"} for name, value in variables.items()
             ],

@@ -1,9 +1,9 @@
 """The trainer's container image, built in the account by `cdk deploy`: no local Docker needed.
 
-The build context is an S3 asset of `trainer/` and `container/`. A custom resource whose
-properties hold the asset's key starts a CodeBuild build whenever the content changes. Its Lambda
-only starts the build: the build itself answers CloudFormation when it ends, because a Lambda that
-waits for it is cut off after 15 minutes.
+The build context is an S3 asset of `trainer/` and `container/`, and the image's tag is a hash of it.
+A custom resource that has the tag among its properties starts a CodeBuild build whenever it changes.
+Its Lambda only starts the build: the build itself answers CloudFormation when it ends, because a
+Lambda that waits for it is cut off after 15 minutes.
 """
 
 import hashlib
@@ -66,11 +66,11 @@ class TrainerImage(Construct):
             service_timeout=ANSWER_TIMEOUT,
             properties={
                 "Project": project.project_name,
-                "SourceLocation": f"{context.s3_bucket_name}/{context.s3_object_key}",
-                "ImageUri": self.uri,
+                "ImageUri": self.uri,  # whenever this changes, a build starts
             },
         )
-        # CloudFormation would otherwise start the build before the policies of both roles exist.
+        # CloudFormation would otherwise start the build before the policies of both roles exist, or
+        # with the context of the deployment before.
         build.node.add_dependency(project, role)
         self._acknowledge_findings(project, starter)
 
