@@ -1,9 +1,12 @@
 """What happens to one rank: start its job, relaunch it when it fails, give the run up at last.
 
 The states of one iteration of the run's Map. They read the variables of the run (`bucket`,
-`run_id`, `job_prefix`, `parameters`) and keep their own: `rank`, `attempt`, `job_name`,
-`job_status`, `failure`, `repeatable`. An iteration ends with the replica's result, or fails as
-ReplicaFailed; that fails the Map, and Step Functions then stops the jobs of the other iterations.
+`run_id`, `job_prefix`, `parameters`) and keep their own: `rank`, `attempt`, `refusals`,
+`job_name`, `job_status`, `failure`, `repeatable`. An iteration ends with the replica's result, or
+fails as ReplicaFailed; that fails the Map, and Step Functions stops the other iterations' jobs.
+
+No Assign reads a variable that it sets as well: on AWS all its expressions see the old values, in
+an emulator the later ones may see the new.
 """
 
 from typing import Final
@@ -12,20 +15,16 @@ from aws_cdk import Duration
 from aws_cdk import aws_stepfunctions as sfn
 from constructs import Construct
 
-from infra.jsonata import jsonata
+from infra.jsonata import condition, jsonata
 from infra.replica_role import JOB_LOG_GROUP
 from infra.run_objects import read_result, write_abort_marker, write_progress
-from infra.training_job_state import (
-    CREATION_ERRORS,
-    NEXT_JOB_NAME,
-    QUOTA_ERRORS,
-    THROTTLING_ERRORS,
-    train_replica,
-)
+from infra.training_job_state import CREATION_ERRORS, JOB_NAME, QUOTA_ERRORS, THROTTLED, train_replica
 
 REPLICA_FAILED: Final = "ReplicaFailed"
 # Redrive would resume at the failed step, where job names and the abort marker are taken.
 REDRIVE_REFUSED: Final = "Start a new execution under another name; redriving this one is not supported."
+
+MOST_REFUSALS: Final = 10  # of one job's creation by throttling: with back-off about eight minutes
 
 # The Cause of a failed job is the JSON of DescribeTrainingJob, cut off when long; of a refused
 # request it is plain text. $parse throws on what isn't JSON, and a throw inside a Catch ends the
@@ -36,9 +35,7 @@ _REASON: Final = (
 _STATUS: Final = r'$match($states.errorOutput.Cause, /"TrainingJobStatus": *"([A-Za-z]+)"/).groups[0]'
 _ERROR: Final = "$states.errorOutput.Error & ': ' & $substring($states.errorOutput.Cause, 0, 1024)"
 # SageMaker puts its own word before what the container wrote into output/failure.
-_PEER_LOST: Final = r"$contains($reason, /^(AlgorithmError: *)?PeerLost/)"
-
-_KEEP_RANK: Final = {"rank": jsonata("$rank")}
+_PEER_LOST: Final = "/^(AlgorithmError: *)?PeerLost/"
 
 
 def replica_states(scope: Construct, *, image_uri: str, role_arn: str) -> sfn.IChainable:
@@ -47,13 +44,13 @@ def replica_states(scope: Construct, *, image_uri: str, role_arn: str) -> sfn.IC
         scope,
         "Replica",
         comment="One rank; each time it is started is an attempt, numbered from 0",
-        assign={"rank": jsonata("$states.input.rank"), "attempt": -1},
+        assign={"rank": jsonata("$states.input.rank"), "attempt": 0, "refusals": 0},
     )
-    next_attempt = sfn.Pass.jsonata(
+    name_job = sfn.Pass.jsonata(
         scope,
-        "NextAttempt",
+        "NameJob",
         comment="A job name is never used twice, so each attempt has its own",
-        assign={"attempt": jsonata("$attempt + 1"), "job_name": jsonata(NEXT_JOB_NAME)},
+        assign={"job_name": jsonata(JOB_NAME)},
     )
     train = sfn.CustomState(
         scope, "TrainReplica", state_json=train_replica(image_uri=image_uri, role_arn=role_arn)
@@ -63,35 +60,21 @@ def replica_states(scope: Construct, *, image_uri: str, role_arn: str) -> sfn.IC
         "JobCompleted?",
         comment="A job that was stopped, by hand or by its time limit, has not finished its run",
     )
+    not_completed = sfn.Pass.jsonata(
+        scope,
+        "NotCompleted",
+        comment="Handled like a failed job, with the status as the reason",
+        assign={"failure": jsonata("'its training job ended as ' & $job_status"), "repeatable": True},
+    )
     result = sfn.CustomState(scope, "ReadResult", state_json=read_result())
-
-    replica.next(next_attempt)
-    next_attempt.next(train)
-    train.next(is_completed)
-    is_completed.when(sfn.Condition.jsonata(jsonata("$job_status = 'Completed'")), result)
-
     give_up = _give_up(scope)
-    relaunch = _relaunch(scope, then=next_attempt, otherwise=give_up)
-    is_completed.otherwise(_not_completed(scope).next(relaunch))
-    _retry_creation(train)
-    train.add_catch(
-        give_up,
-        errors=list(CREATION_ERRORS),
-        assign={"failure": jsonata(f"'SageMaker refused to create its training job. ' & {_ERROR}")},
-        outputs=_KEEP_RANK,
-    )
-    train.add_catch(relaunch, errors=["States.ALL"], assign=_failure())
-    result.add_catch(
-        give_up,
-        errors=["States.ALL"],
-        assign={"failure": jsonata(f"'its job completed, but left no result that can be read. ' & {_ERROR}")},
-    )
-    return replica
+    relaunch = _relaunch(scope, then=name_job, otherwise=give_up)
 
+    replica.next(name_job).next(train).next(is_completed)
+    is_completed.when(condition("$job_status = 'Completed'"), result)
+    is_completed.otherwise(not_completed.next(relaunch))
 
-def _retry_creation(train: sfn.CustomState) -> None:
-    """Jitter, since all replicas ask in the same second. Validation errors are retried in vain."""
-    train.add_retry(
+    train.add_retry(  # other runs hold the account's instances; they may end
         errors=list(QUOTA_ERRORS),
         interval=Duration.seconds(30),
         max_attempts=8,
@@ -99,42 +82,64 @@ def _retry_creation(train: sfn.CustomState) -> None:
         max_delay=Duration.minutes(5),
         jitter_strategy=sfn.JitterType.FULL,
     )
-    train.add_retry(
-        errors=list(THROTTLING_ERRORS),
-        interval=Duration.seconds(2),
-        max_attempts=6,
-        backoff_rate=1.5,
-        max_delay=Duration.minutes(1),
-        jitter_strategy=sfn.JitterType.FULL,
+    train.add_catch(
+        _refused(scope, then=train, otherwise=give_up),
+        errors=list(CREATION_ERRORS),
+        assign={"failure": jsonata(f"'its training job was refused: ' & {_ERROR}")},
     )
+    train.add_catch(relaunch, errors=["States.ALL"], assign=_failure())
+    result.add_catch(
+        give_up,
+        errors=["States.ALL"],
+        assign={"failure": jsonata(f"'its job completed, but left no result that can be read: ' & {_ERROR}")},
+    )
+    return replica
 
 
 def _failure() -> dict[str, str]:
     """Why a job failed, and whether another attempt makes sense. A peer's loss is not its own."""
-    reason = f"($reason := {_REASON}; $status := {_STATUS}; "
+    found = f"$reason := {_REASON}; $status := {_STATUS};"
     unescaped = r"""$replace($replace($reason, '\\n', ' '), '\\"', '"')"""
     return {
         "failure": jsonata(
-            f"{reason} $exists($reason) ? {unescaped} :"
-            f" $exists($status) ? 'its training job ended as ' & $status & '.' : {_ERROR})"
+            f"({found} $exists($reason) ? {unescaped} :"
+            f" $exists($status) ? 'its training job ended as ' & $status : {_ERROR})"
         ),
         "repeatable": jsonata(
-            f"{reason} $states.errorOutput.Error != 'States.TaskFailed' ? false :"
-            f" $exists($reason) ? $not({_PEER_LOST}) : true)"
+            f"({found} $states.errorOutput.Error != 'States.TaskFailed' ? false :"
+            f" $exists($reason) ? $not($contains($reason, {_PEER_LOST})) : true)"
         ),
     }
 
 
-def _not_completed(scope: Construct) -> sfn.Pass:
-    return sfn.Pass.jsonata(
+def _refused(scope: Construct, *, then: sfn.IChainable, otherwise: sfn.IChainable) -> sfn.IChainable:
+    """Ask again after throttling only: a Retry knows errors by name, and this one has none."""
+    throttled = sfn.Choice.jsonata(
         scope,
-        "NotCompleted",
-        comment="Handled like a failed job, with the status as the reason",
-        assign={"failure": jsonata("'its training job ended as ' & $job_status & '.'"), "repeatable": True},
+        "Throttled?",
+        comment="Forty replicas ask in the same second; anything else would be refused again",
     )
+    count = sfn.Pass.jsonata(
+        scope,
+        "CountRefusal",
+        comment="The pause doubles with each refusal",
+        assign={"refusals": jsonata("$refusals + 1")},
+    )
+    back_off = sfn.Wait.jsonata(
+        scope,
+        "BackOff",
+        comment="Jitter, so that they don't all ask in the same second again",
+        time=sfn.WaitTime.seconds(jsonata("$ceil($random() * $min([$power(2, $refusals), 60]))")),
+    )
+    throttled.when(
+        condition(f"$contains($failure, {THROTTLED}) ? $refusals < {MOST_REFUSALS} : false"), count
+    )
+    throttled.otherwise(otherwise)
+    count.next(back_off).next(then)
+    return throttled
 
 
-def _relaunch(scope: Construct, *, then: sfn.State, otherwise: sfn.IChainable) -> sfn.IChainable:
+def _relaunch(scope: Construct, *, then: sfn.IChainable, otherwise: sfn.IChainable) -> sfn.IChainable:
     """Start the rank again under a new job name, or give the run up."""
     again = sfn.Choice.jsonata(
         scope, "Relaunch?", comment="Only a failure of its own, and at most max_relaunches times"
@@ -147,15 +152,18 @@ def _relaunch(scope: Construct, *, then: sfn.State, otherwise: sfn.IChainable) -
         time=sfn.WaitTime.seconds(
             jsonata("$contains($failure, 'CapacityError') ? 60 + $round(120 * $random()) : 0")
         ),
-        outputs=_KEEP_RANK,
     )
-    again.when(
-        sfn.Condition.jsonata(jsonata("$repeatable ? $attempt < $parameters.max_relaunches : false")), mark
+    next_attempt = sfn.Pass.jsonata(
+        scope,
+        "NextAttempt",
+        comment="The replica finds its checkpoint, and what its peers have put since",
+        assign={"attempt": jsonata("$attempt + 1"), "refusals": 0},
     )
+    again.when(condition("$repeatable ? $attempt < $parameters.max_relaunches : false"), mark)
     again.otherwise(otherwise)
-    mark.add_catch(pause, errors=["States.ALL"])
+    mark.add_catch(pause, errors=["States.ALL"])  # the peers may time out; the relaunch may still be in time
     mark.next(pause)
-    pause.next(then)
+    pause.next(next_attempt).next(then)
     return again
 
 
@@ -169,8 +177,7 @@ def _give_up(scope: Construct) -> sfn.IChainable:
         error=REPLICA_FAILED,
         cause=jsonata(
             "'rank ' & $string($rank) & ' failed in attempt ' & $string($attempt + 1) & ': ' & $failure"
-            f" & ' Training job ' & $job_name & ', log group {JOB_LOG_GROUP}, stream '"
-            f" & $job_name & '/algo-1-<time>. {REDRIVE_REFUSED}'"
+            f" & '. Log: group {JOB_LOG_GROUP}, stream ' & $job_name & '/algo-1-*. {REDRIVE_REFUSED}'"
         ),
     )
     # A replica may have written the marker before: the first one stands.

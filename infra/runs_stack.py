@@ -39,16 +39,19 @@ class RunsStack(Stack):
             description="Distributed training over S3: runs as Step Functions executions",
             **kwargs,
         )
-        image_uri = settings.image_uri or self._built_image(settings, repository)
+        built = None if settings.image_uri else self._image(settings, repository)
         replica = ReplicaRole(self, "Replica", bucket=bucket, repository=self._home_of(settings, repository))
         runs = RunStateMachine(
             self,
             "Runs",
             bucket=bucket,
-            image_uri=image_uri,
+            image_uri=built.uri if built else str(settings.image_uri),
             replica_role=replica.role,
             log_retention=settings.log_retention,
         )
+        if built:
+            # Where the build fails, so does the deployment, and runs go on with the image before.
+            runs.state_machine.node.add_dependency(built.build)
         CfnOutput(
             self,
             STATE_MACHINE_OUTPUT,
@@ -57,14 +60,14 @@ class RunsStack(Stack):
         )
         CfnOutput(self, BUCKET_OUTPUT, value=bucket.bucket_name, description="Bucket of all runs")
 
-    def _built_image(self, settings: Settings, repository: ecr.IRepository) -> str:
+    def _image(self, settings: Settings, repository: ecr.IRepository) -> TrainerImage:
         return TrainerImage(
             self,
             "TrainerImage",
             repository=repository,
             base_image=settings.base_image,
             log_retention=settings.log_retention,
-        ).uri
+        )
 
     def _home_of(self, settings: Settings, repository: ecr.IRepository) -> ecr.IRepository:
         """The repository the image comes from, which an image of one's own may have elsewhere in ECR."""

@@ -30,7 +30,7 @@ ANSWER_TIMEOUT: Final = Duration.minutes(55)
 
 
 class TrainerImage(Construct):
-    """Builds the image into `repository`; `uri` is what a training job names."""
+    """Builds the image into `repository`; `uri` is what a training job names, once `build` is done."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class TrainerImage(Construct):
         repository.grant_pull_push(project)
         role = self._starter_role(project, log_group)
         starter = self._starter(role, log_group)
-        build = CustomResource(
+        self.build = CustomResource(
             self,
             "Build",
             resource_type="Custom::TrainerImageBuild",
@@ -71,7 +71,7 @@ class TrainerImage(Construct):
         )
         # CloudFormation would otherwise start the build before the policies of both roles exist, or
         # with the context of the deployment before.
-        build.node.add_dependency(project, role)
+        self.build.node.add_dependency(project, role)
         self._acknowledge_findings(project, starter)
 
     def _project(

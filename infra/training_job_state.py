@@ -24,24 +24,22 @@ JOB_PREFIX: Final = (
     f"$substring($replace($run_id, /[^A-Za-z0-9]+/, '-'), 0, {SLUG_CHARACTERS})"
     f" & '-' & $substring($hash($states.context.Execution.Id, 'SHA-256'), 0, {HASH_CHARACTERS})"
 )
-NEXT_JOB_NAME: Final = "$job_prefix & '-r' & $string($rank) & '-a' & $string($attempt + 1)"
+JOB_NAME: Final = "$job_prefix & '-r' & $string($rank) & '-a' & $string($attempt)"
 
 # How Step Functions names a request that SageMaker refused. Throttling has no name of its own: it
-# comes as an AmazonSageMakerException, and so do requests that can never succeed.
+# comes as an AmazonSageMakerException, as do requests that can never succeed; the Cause tells.
 QUOTA_ERRORS: Final = ("SageMaker.ResourceLimitExceededException", "SageMaker.ResourceLimitExceeded")
-THROTTLING_ERRORS: Final = (
+CREATION_ERRORS: Final = (
+    *QUOTA_ERRORS,
     "SageMaker.AmazonSageMakerException",
     "SageMaker.SageMakerException",
     "SageMaker.ThrottlingException",
-)
-CREATION_ERRORS: Final = (
-    *QUOTA_ERRORS,
-    *THROTTLING_ERRORS,
     "SageMaker.ResourceInUseException",
     "SageMaker.ResourceInUse",
     "SageMaker.ResourceNotFoundException",
     "SageMaker.ResourceNotFound",
 )
+THROTTLED: Final = "/Throttl|Rate exceeded|TooManyRequests/"
 
 
 def train_replica(*, image_uri: str, role_arn: str) -> dict[str, Any]:
