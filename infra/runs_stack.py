@@ -1,6 +1,7 @@
 """Runs stack: what changes from one version to the next, and holds no data."""
 
 import re
+from pathlib import Path
 from typing import Any, Final
 
 from aws_cdk import CfnOutput, Stack
@@ -11,7 +12,7 @@ from constructs import Construct
 from infra.replica_role import ReplicaRole
 from infra.run_state_machine import RunStateMachine
 from infra.settings import Settings
-from infra.trainer_image import TrainerImage
+from infra.trainer_image import ROOT, TrainerImage
 
 STATE_MACHINE_OUTPUT: Final = "StateMachineArn"
 BUCKET_OUTPUT: Final = "RunBucketName"
@@ -21,7 +22,10 @@ _ECR_IMAGE: Final = r"([0-9]{12})\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn
 
 
 class RunsStack(Stack):
-    """Role of the replicas, their image, the state machine; wires them to the bucket."""
+    """Role of the replicas, their image, the state machine; wires them to the bucket.
+
+    `root` is the folder whose `trainer/` and `container/` make the image.
+    """
 
     def __init__(
         self,
@@ -31,6 +35,7 @@ class RunsStack(Stack):
         settings: Settings,
         bucket: s3.IBucket,
         repository: ecr.IRepository,
+        root: Path = ROOT,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -39,7 +44,7 @@ class RunsStack(Stack):
             description="Distributed training over S3: runs as Step Functions executions",
             **kwargs,
         )
-        built = None if settings.image_uri else self._image(settings, repository)
+        built = None if settings.image_uri else self._image(settings, repository, root)
         replica = ReplicaRole(self, "Replica", bucket=bucket, repository=self._home_of(settings, repository))
         runs = RunStateMachine(
             self,
@@ -60,13 +65,14 @@ class RunsStack(Stack):
         )
         CfnOutput(self, BUCKET_OUTPUT, value=bucket.bucket_name, description="Bucket of all runs")
 
-    def _image(self, settings: Settings, repository: ecr.IRepository) -> TrainerImage:
+    def _image(self, settings: Settings, repository: ecr.IRepository, root: Path) -> TrainerImage:
         return TrainerImage(
             self,
             "TrainerImage",
             repository=repository,
             base_image=settings.base_image,
             log_retention=settings.log_retention,
+            root=root,
         )
 
     def _home_of(self, settings: Settings, repository: ecr.IRepository) -> ecr.IRepository:

@@ -40,7 +40,7 @@ class TrainerImage(Construct):
         repository: ecr.IRepository,
         base_image: str,
         log_retention: logs.RetentionDays,
-        root: Path = ROOT,
+        root: Path,
     ) -> None:
         super().__init__(scope, id_)
         context = s3_assets.Asset(

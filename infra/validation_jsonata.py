@@ -9,6 +9,7 @@ What the expression takes care of:
 - `a ? b` without an else has no value, and an array leaves out elements that have none.
 - A sequence of one element collapses into the element, so lists are wrapped in `[ ]`.
 - `$` matches before a trailing newline in some engines, so a newline is refused by itself.
+- A number too big for a double (1e400) is infinite: a function that returns it, $lookup too, throws.
 - JSONata compares null and a missing value differently: a field counts as given when its name is
   among the input's keys, which `$merge` over the defaults expresses.
 """
@@ -50,8 +51,7 @@ _HELPERS: Final = """
     $contains($value, "\\n") ? false : $matches($value)
   }};
   $boolean := function($value) { $type($value) = "boolean" };
-  $check := function($name, $wanted, $good) {(
-    $value := $lookup($values, $name);
+  $check := function($name, $value, $good, $wanted) {(
     $not($good($value)) ? {"name": $name, "text": "must be " & $wanted & ", not " & $shown($value)}
   )};
 """ % {"shown": SHOWN_CHARACTERS}  # noqa: UP031  JSONata is full of braces and dollars
@@ -122,7 +122,7 @@ def resolved_expression() -> str:
 
 
 def _check(name: str, field: dict[str, Any]) -> str:
-    return f"$check({json.dumps(name)}, {json.dumps(bounds(name))}, {_predicate(field)})"
+    return f"$check({json.dumps(name)}, $values.{name}, {_predicate(field)}, {json.dumps(bounds(name))})"
 
 
 def _predicate(field: dict[str, Any]) -> str:
