@@ -16,6 +16,7 @@ DATA_PREFIX: Final = "diloco-data"
 CHECKPOINT_PREFIX: Final = "diloco-ckpt"
 OUTPUT_PREFIX: Final = "diloco-out"
 INPUT_PREFIX: Final = "diloco-in"  # what users upload: text, models; shared by all runs
+TEXT_SUFFIXES: Final = (".txt", ".md", ".rst", ".py")  # what counts as text in a folder of text
 
 # The rank channel of places that start replicas by environment instead of by arguments.
 RANK_ENV: Final = "REPLICA_RANK"
@@ -90,17 +91,25 @@ class RunLayout:
     def initial_payload(self, rank: int, claim: int) -> str:
         return f"{self.log_prefix}/initial/rank_{rank:04d}.c{claim}.safetensors"
 
+    @property
+    def claims_prefix(self) -> str:
+        return f"{self.log_prefix}/claims"
+
+    @property
+    def rounds_prefix(self) -> str:
+        return f"{self.log_prefix}/log"
+
     def claim(self, rank: int, claim: int) -> str:
-        return f"{self.log_prefix}/claims/rank_{rank:04d}.{claim}.json"
+        return f"{self.claims_prefix}/rank_{rank:04d}.{claim}.json"
 
     def contribution(self, round_index: int, rank: int) -> str:
-        return f"{self._round(round_index)}/rank_{rank:04d}.json"
+        return f"{self.round_prefix(round_index)}/rank_{rank:04d}.json"
 
     def roster(self, round_index: int) -> str:
-        return f"{self._round(round_index)}/roster.json"
+        return f"{self.round_prefix(round_index)}/roster.json"
 
-    def contributions_prefix(self, round_index: int) -> str:
-        return f"{self._round(round_index)}/rank_"
+    def round_prefix(self, round_index: int) -> str:
+        return f"{self.rounds_prefix}/round_{round_index:06d}"
 
     def event(self, round_index: int, rank: int) -> str:
         return f"{self.log_prefix}/events/round_{round_index:06d}/rank_{rank:04d}.json"
@@ -116,9 +125,6 @@ class RunLayout:
     def payload(self, round_index: int, rank: int, claim: int) -> str:
         return f"{DATA_PREFIX}/{self.run_id}/round_{round_index:06d}/rank_{rank:04d}.c{claim}.bin"
 
-    def checkpoint_prefix(self, rank: int) -> str:
-        return f"{CHECKPOINT_PREFIX}/{self.run_id}/rank_{rank:04d}"
-
     @property
     def output_prefix(self) -> str:
         return f"{OUTPUT_PREFIX}/{self.run_id}"
@@ -129,6 +135,3 @@ class RunLayout:
 
     def metrics(self, rank: int) -> str:
         return f"{self.output_prefix}/metrics/rank_{rank:04d}.jsonl"
-
-    def _round(self, round_index: int) -> str:
-        return f"{self.log_prefix}/log/round_{round_index:06d}"

@@ -19,6 +19,7 @@ from trainer.run_rules import Rule
 
 MAX_REPLICAS: Final = 40  # an inline Map starts 40 iterations at once (Step Functions: inline mode)
 MAX_RUNTIME_S: Final = 28 * 24 * 3600  # SageMaker: MaxRuntimeInSeconds is at most 28 days
+BUILT_IN_DATA: Final = "builtin"
 COMMENT: Final = "Comment"  # the console's habit; accepted on top of the fields and ignored
 
 
@@ -93,9 +94,9 @@ class RunSpec(BaseModel):
         description="A built-in configuration, trained from random weights: tiny-random or small-random.",
     )  # fmt: skip
     dataset_uri: str = Field(
-        "builtin", min_length=1, max_length=1024,
+        BUILT_IN_DATA, min_length=1, max_length=1024,
         description="Folder of text files: an s3:// or file:// URI, or a prefix of the run's own bucket. "
-        "A tenth of the files, chosen by hash, is held out. `builtin` is a few pages of text.",
+        "A tenth of the files, chosen by hash, is held out. `builtin` is the trainer's own source.",
     )  # fmt: skip
     seq_len: Int = Field(64, ge=8, le=131_072, description="Tokens in a training sequence.")
     seed: Int = Field(0, ge=0, le=2**31 - 1, description="Seed of the initial weights and the data order.")
@@ -162,6 +163,12 @@ class RunSpec(BaseModel):
     @property
     def rounds(self) -> int:
         return self.total_steps // self.inner_steps_per_round
+
+    def trainer_parameters(self) -> dict[str, Any]:
+        """What a trainer function is given: the fields about training, not about where and how it runs."""
+        names = list(RunSpec.model_fields)
+        chosen = names[names.index("model_name") : names.index("fragment_update_alpha") + 1]
+        return {name: getattr(self, name) for name in chosen}
 
 
 # What binds fields together. Rendered here and into the state machine's JSONata alike.

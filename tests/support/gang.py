@@ -1,0 +1,50 @@
+"""Several ranks in one process, each on a thread: the protocol without the start-up of N Pythons."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+from trainer.rendezvous.allreduce import ObjectStoreAllReduce
+from trainer.rendezvous.manager import ObjectStoreManager
+from trainer.rendezvous.object_store import ObjectStore
+from trainer.rendezvous.progress import ProgressReporter
+from trainer.rendezvous.run_log import RunLog
+from trainer.rendezvous.waiting import Clock, Standing, WaitBounds
+
+T = TypeVar("T")
+
+FAST = WaitBounds(timeout_s=60, startup_timeout_s=60, round_timeout_s=60, poll_interval_s=0.01)
+
+
+def standing(store: ObjectStore, rank: int, run_id: str = "run") -> Standing:
+    """A process that has just claimed `rank`."""
+    log = RunLog(store, run_id)
+    return Standing(log, rank, log.take_claim(rank), threading.Event())
+
+
+def exchange(
+    store: ObjectStore, rank: int, world_size: int, *, bounds: WaitBounds = FAST, clock: Clock | None = None
+) -> ObjectStoreAllReduce:
+    return ObjectStoreAllReduce(standing(store, rank), world_size, bounds, clock)
+
+
+def manager(
+    store: ObjectStore, rank: int, world_size: int, *, bounds: WaitBounds = FAST
+) -> ObjectStoreManager:
+    reduce = exchange(store, rank, world_size, bounds=bounds)
+    return ObjectStoreManager(reduce, ProgressReporter(reduce.log, rank, reduce.standing.claim))
+
+
+def together(size: int, work: Callable[[int], T]) -> list[T]:
+    """Run `work(rank)` for all ranks at once; their results, or the first error in rank order."""
+    with ThreadPoolExecutor(size) as pool:
+        return [future.result() for future in [pool.submit(work, rank) for rank in range(size)]]
+
+
+def state(*tensors: torch.Tensor) -> dict[str, object]:
+    """A fragment's shared state in torchft's form, its outer optimizer without momentum."""
+    named = {f"w{index}": tensor for index, tensor in enumerate(tensors)}
+    return {"original_parameters": named, "outer_optimizer": {"state": {}, "param_groups": []}}

@@ -1,0 +1,91 @@
+"""No damaged byte gets through: every kind of damage is fetched again, then named."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from obstore.store import S3Store
+
+from tests.support import fault_s3
+from tests.support.fault_s3 import Fault, FaultS3
+from trainer.rendezvous.errors import AbsentObject, DamagedObject
+from trainer.rendezvous.object_store import ObjectStore
+from trainer.rendezvous.payload import CHUNK_BYTES, FETCH_ATTEMPTS, Payload
+
+DATA = bytes(range(256)) * 10
+CHUNK = 1000
+
+
+@pytest.fixture
+def server() -> Iterator[FaultS3]:
+    with FaultS3() as running:
+        yield running
+        assert running.all_fired()
+
+
+@pytest.fixture
+def s3(server: FaultS3) -> ObjectStore:
+    return ObjectStore(
+        S3Store(
+            "bucket", endpoint=server.address, region="us-east-1", access_key_id="x", secret_access_key="x",
+            virtual_hosted_style_request=False, client_options={"allow_http": True, "timeout": "5s"},
+            retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=1)},
+        ),
+        "s3://bucket",
+    )  # fmt: skip
+
+
+def put(store: ObjectStore) -> Payload:
+    return Payload.put(store, "k", memoryview(DATA), CHUNK)
+
+
+def test_the_checksum_is_crc_64_nvme(store: ObjectStore) -> None:
+    """The check value of the CRC catalogue for CRC-64/NVME."""
+    assert Payload.put(store, "k", memoryview(b"123456789"), CHUNK).chunk_crc64nvme == ("ae8b14860a799888",)
+
+
+def test_chunks_cover_the_payload(any_store: ObjectStore) -> None:
+    payload = put(any_store)
+    assert (payload.size_bytes, len(payload.chunk_crc64nvme)) == (2560, 3)
+    assert b"".join(payload.fetch(any_store, "x")) == DATA
+
+
+def test_an_empty_payload_has_no_chunks(store: ObjectStore) -> None:
+    payload = Payload.put(store, "k", memoryview(b""), CHUNK)
+    assert payload.chunk_crc64nvme == ()
+    assert b"".join(payload.fetch(store, "x")) == b""
+
+
+def test_a_chunk_holds_whole_float32() -> None:
+    assert CHUNK_BYTES % 4 == 0
+
+
+@pytest.mark.parametrize("what", [fault_s3.FLIPPED_BIT, fault_s3.TRUNCATED])
+def test_damage_in_flight_heals_by_fetching_again(server: FaultS3, s3: ObjectStore, what: str) -> None:
+    payload = put(s3)
+    server.faults.append(Fault("GET", "k", what, times=FETCH_ATTEMPTS - 1))
+    assert bytes(payload.fetch_chunk(s3, 1, "x")) == DATA[CHUNK : 2 * CHUNK]
+
+
+def test_a_bit_flipped_at_rest_names_rank_round_and_key(server: FaultS3, s3: ObjectStore) -> None:
+    payload = put(s3)
+    damaged = bytearray(DATA)
+    damaged[1500] ^= 4
+    server.objects["k"] = bytes(damaged)
+    assert bytes(payload.fetch_chunk(s3, 0, "x")) == DATA[:CHUNK]  # the other chunks are still good
+    with pytest.raises(DamagedObject, match=r"round 3 rank 1: s3://bucket/k is damaged.*bytes from 1000"):
+        payload.fetch_chunk(s3, 1, "round 3 rank 1")
+
+
+def test_a_truncated_payload_names_the_key(server: FaultS3, s3: ObjectStore) -> None:
+    payload = put(s3)
+    server.objects["k"] = DATA[:1500]
+    with pytest.raises(DamagedObject, match=r"s3://bucket/k is damaged.*ends at byte 1500"):
+        payload.fetch_chunk(s3, 1, "round 3 rank 1")
+
+
+def test_a_payload_that_is_gone_says_that_it_may_have_expired(server: FaultS3, s3: ObjectStore) -> None:
+    payload = put(s3)
+    del server.objects["k"]
+    with pytest.raises(AbsentObject, match=r"round 3 rank 1: s3://bucket/k is gone.*expired"):
+        payload.fetch_chunk(s3, 0, "round 3 rank 1")

@@ -1,0 +1,62 @@
+"""How a replica ends: its exit code, and the one line that says why.
+
+The list of exit codes, once. What would only repeat is told from what a relaunch may heal, by
+the code here and by the error's name at the start of the failure text, which is all that
+SageMaker hands on (`FailureReason`).
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from trainer.rendezvous import errors
+from trainer.run_spec import InvalidRunParameters
+
+FAILURE_TEXT_CHARS: Final = 1024  # SageMaker shows no more ("How Amazon SageMaker Processes Training Output")
+
+
+class BadDataSet(Exception):
+    """The data set is missing, empty, too small or not text."""
+
+
+class BadTrainer(Exception):
+    """trainer_module or trainer_fn names nothing that can be called."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """`relaunch` says whether the same rank, started again, may do better."""
+
+    exit_code: int
+    relaunch: bool
+    meaning: str
+
+
+ENDINGS: Final[dict[type[BaseException], Ending]] = {
+    errors.Stopped: Ending(0, False, "asked to stop (SIGTERM), and did; there is no result"),
+    InvalidRunParameters: Ending(10, False, "the run parameters can't be used"),
+    BadTrainer: Ending(10, False, "trainer_module or trainer_fn names nothing that can be called"),
+    BadDataSet: Ending(11, False, "the data set is missing, empty, too small or not text"),
+    errors.AccessDenied: Ending(12, False, "the store refused this identity"),
+    errors.NonFinite: Ending(13, False, "a loss or pseudo-gradient was NaN or infinite"),
+    errors.ReplicasDiverged: Ending(14, False, "the shared weights differ and none has a majority"),
+    errors.PeerLost: Ending(15, False, "another replica was lost or the run was given up"),
+    errors.Superseded: Ending(16, False, "a newer process has taken up this rank"),
+    errors.ForeignObject: Ending(17, False, "an object of another run or model lies in this run's place"),
+    errors.AbsentObject: Ending(18, False, "the bucket or an object that the log needs is gone"),
+    errors.OddOneOut: Ending(20, True, "this replica's shared weights differ from the majority's"),
+    errors.DamagedObject: Ending(21, True, "bytes in the store are not what their manifest says"),
+    errors.StoreFailed: Ending(22, True, "the store did not answer properly"),
+}
+UNEXPECTED: Final = Ending(1, True, "anything else: a bug, out of memory, a full disk")
+
+
+def ending_of(error: BaseException) -> Ending:
+    """The ending that an exception means."""
+    return next((ending for kind, ending in ENDINGS.items() if isinstance(error, kind)), UNEXPECTED)
+
+
+def failure_text(error: BaseException, rank: int | None) -> str:
+    """One line for people, facts first: "<ErrorName>: rank R: what, where, what to do"."""
+    text = " ".join(str(error).split()) or "no message"
+    who = "" if rank is None or f"rank {rank}" in text else f"rank {rank}: "
+    return f"{type(error).__name__}: {who}{text}"[:FAILURE_TEXT_CHARS]

@@ -1,0 +1,101 @@
+"""The JSON objects of the log, typed: contribution, roster, initial weights.
+
+All are written once and refer to each other by digest, so the log proves itself: a roster
+names the exact manifests whose mean is the round, each manifest names the exact bytes.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from pydantic import TypeAdapter, ValidationError
+
+from trainer.rendezvous.errors import DamagedObject, ForeignObject
+from trainer.rendezvous.payload import Payload
+
+
+def digest(data: bytes) -> str:
+    """The name of a document's exact bytes, by which other documents refer to it."""
+    return hashlib.sha256(data).hexdigest()
+
+
+@dataclass(frozen=True)
+class Document:
+    """What all documents of a run have in common."""
+
+    run_id: str
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self), sort_keys=True).encode()
+
+    @classmethod
+    def decode(cls, data: bytes, address: str) -> Self:
+        """Parse and check types. Raises DamagedObject naming the document's address."""
+        try:
+            return TypeAdapter(cls).validate_json(data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(str(part) for part in first["loc"])
+            raise DamagedObject(
+                f"{address} is not a whole {cls.__name__}: {field or 'the text'}: {first['msg']}"
+            ) from error
+
+    def check_is(self, address: str, **expected: Any) -> None:
+        """Raise ForeignObject where a field differs from what its place in the log promises."""
+        for name, value in expected.items():
+            if getattr(self, name) != value:
+                raise ForeignObject(
+                    f"{address}: its {name} is {getattr(self, name)!r} where {value!r} belongs; another run, "
+                    "another model or another version of the trainer wrote it"
+                )
+
+
+@dataclass(frozen=True)
+class Contribution(Document):
+    """One rank's pseudo-gradient for one round.
+
+    `shape` and `dtype` are the payload's. `layout_hash` names the parameters packed in it, in
+    order; `base_hash` the shared state it was computed from (rule 9). A replica of several
+    processes is one member, each of its local ranks a shard.
+    """
+
+    round: int
+    fragment: int
+    rank: int
+    claim: int
+    local_rank: int
+    local_world_size: int
+    dtype: str
+    shape: tuple[int, ...]
+    layout_hash: str
+    base_hash: str
+    payload: Payload
+
+
+@dataclass(frozen=True)
+class Member:
+    """A rank of a roster and the exact contribution that counts."""
+
+    rank: int
+    claim: int
+    contribution_sha256: str
+
+
+@dataclass(frozen=True)
+class Roster(Document):
+    """The commit of a round: whose contributions its mean is made of, and what it is applied to."""
+
+    round: int
+    base_hash: str
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True)
+class InitialWeights(Document):
+    """The weights every replica starts from: random ones differ between processors."""
+
+    rank: int
+    claim: int
+    layout_hash: str
+    payload: Payload

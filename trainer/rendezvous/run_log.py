@@ -1,0 +1,134 @@
+"""The write-once log of a run: claims, rosters, the abort marker, results.
+
+Everything here is a create-only put followed by looking at what stands, so that any number of
+processes, restarted at any moment, read the same history (rules 1 to 4).
+"""
+
+import json
+import uuid
+from typing import Any
+
+from trainer.layout import RunLayout
+from trainer.rendezvous.documents import Contribution, Member, Roster, digest
+from trainer.rendezvous.errors import DamagedObject, ForeignObject
+from trainer.rendezvous.object_store import ObjectStore
+
+
+class RunLog:
+    """One run's log in one store."""
+
+    def __init__(self, store: ObjectStore, run_id: str) -> None:
+        self.store = store
+        self.run_id = run_id
+        self.keys = RunLayout(run_id)
+
+    # Claims: who may speak for a rank
+
+    def take_claim(self, rank: int, **about: object) -> int:
+        """Claim `rank` for this process and return the claim's number, from 0.
+
+        The nonce tells our own claim from another's when the put's answer was lost.
+        """
+        nonce = uuid.uuid4().hex
+        body = json.dumps({"run_id": self.run_id, "rank": rank, "nonce": nonce, **about}).encode()
+        prefix = f"rank_{rank:04d}."
+        taken = self.store.names(self.keys.claims_prefix)
+        claim = 1 + max((int(name.split(".")[1]) for name in taken if name.startswith(prefix)), default=-1)
+        while self.store.create(self.keys.claim(rank, claim), body) != body:
+            claim += 1
+        return claim
+
+    def is_superseded(self, rank: int, claim: int) -> bool:
+        """Whether a later process has claimed `rank`. Claims have no gaps, so one look is enough."""
+        return self.store.find(self.keys.claim(rank, claim + 1)) is not None
+
+    # Rounds
+
+    def contribution(self, round_index: int, rank: int) -> tuple[Contribution, str] | None:
+        """A rank's contribution to a round and its digest, or None where it isn't there yet."""
+        key = self.keys.contribution(round_index, rank)
+        data = self.store.find(key)
+        return None if data is None else (self.checked_contribution(data, round_index, rank), digest(data))
+
+    def checked_contribution(self, data: bytes, round_index: int, rank: int) -> Contribution:
+        address = self.store.address(self.keys.contribution(round_index, rank))
+        found = Contribution.decode(data, address)
+        found.check_is(address, run_id=self.run_id, round=round_index, rank=rank)
+        return found
+
+    def roster(self, round_index: int) -> Roster | None:
+        """The round's roster, or None while the round isn't committed."""
+        data = self.store.find(self.keys.roster(round_index))
+        return None if data is None else self._checked_roster(data, round_index)
+
+    def commit(self, round_index: int, base_hash: str, members: tuple[Member, ...]) -> Roster:
+        """Commit a round; the first roster stands, whoever wrote it, and is returned."""
+        ours = Roster(self.run_id, round_index, base_hash, members)
+        standing = self.store.create(self.keys.roster(round_index), ours.encode())
+        return self._checked_roster(standing, round_index)
+
+    def members_of(self, roster: Roster) -> list[Contribution]:
+        """The roster's contributions in rank order, each proved to be the one the roster means."""
+        found = []
+        for member in roster.members:
+            address = self.store.address(self.keys.contribution(roster.round, member.rank))
+            entry = self.contribution(roster.round, member.rank)
+            if entry is None or entry[1] != member.contribution_sha256:
+                raise ForeignObject(
+                    f"round {roster.round} rank {member.rank}: {address} is not the contribution that the "
+                    "round's roster names; the log was changed after it was written. Start a new run."
+                )
+            found.append(entry[0])
+        return found
+
+    def head(self) -> int:
+        """How many rounds are committed. Nobody starts a round before the one before is committed."""
+        rounds = [name for name in self.store.names(self.keys.rounds_prefix) if name.startswith("round_")]
+        if not rounds:
+            return 0
+        last = max(int(name.removeprefix("round_")) for name in rounds)
+        return last + 1 if self.roster(last) is not None else last
+
+    # The end of a run, good or bad
+
+    def abort(self, *, by: str, reason: str, round_index: int | None, missing: list[int]) -> None:
+        """Give the run up. The first marker stands; there is no taking back."""
+        document = {
+            "run_id": self.run_id,
+            "by": by,
+            "reason": reason,
+            "round": round_index,
+            "missing": missing,
+        }
+        self.store.create(self.keys.abort, json.dumps(document).encode())
+
+    def abort_reason(self) -> str | None:
+        """Why the run was given up, or None while it wasn't."""
+        data = self.store.find(self.keys.abort)
+        if data is None:
+            return None
+        document = read_json(data, self.store.address(self.keys.abort))
+        return f"{document.get('by', 'somebody')}: {document.get('reason', 'no reason given')}"
+
+    def publish_result(self, rank: int, result: dict[str, Any]) -> dict[str, Any]:
+        """Say how a rank ended. A relaunched process that ends again finds its first word standing."""
+        key = self.keys.result(rank)
+        standing = self.store.create(key, json.dumps(result, sort_keys=True).encode())
+        return read_json(standing, self.store.address(key))
+
+    def _checked_roster(self, data: bytes, round_index: int) -> Roster:
+        address = self.store.address(self.keys.roster(round_index))
+        roster = Roster.decode(data, address)
+        roster.check_is(address, run_id=self.run_id, round=round_index)
+        return roster
+
+
+def read_json(data: bytes, address: str) -> dict[str, Any]:
+    """Parse a JSON object. Raises DamagedObject naming its address."""
+    try:
+        document = json.loads(data)
+    except ValueError as error:
+        raise DamagedObject(f"{address} holds no JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise DamagedObject(f"{address} holds no JSON object")
+    return document

@@ -1,0 +1,72 @@
+"""run.json: the one object that tells a replica what its run is.
+
+Written once, before any replica starts, by whoever launches the run: the state machine, or
+trainer.local. Replicas are given its URI, since a job's arguments are too short for the
+parameters themselves (256 characters each).
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.layout import RENDEZVOUS_PREFIX, RUN_FILE, RunLayout, check_run_id
+from trainer.rendezvous.errors import AbsentObject
+from trainer.rendezvous.object_store import ObjectStore, open_store
+from trainer.rendezvous.run_log import read_json
+from trainer.run_spec import InvalidRunParameters, RunSpec, parse
+
+
+class RunNameTaken(Exception):
+    """A run of this name has been here before. Its log is never written over: choose another name."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as its replicas know it."""
+
+    run_id: str
+    spec: RunSpec
+    store: ObjectStore
+
+    @property
+    def uri(self) -> str:
+        return self.store.address(RunLayout(self.run_id).run_file)
+
+
+def create_run(store: ObjectStore, run_id: str, spec: RunSpec) -> Run:
+    """Write run.json. Raises RunNameTaken where the run exists already."""
+    body = json.dumps({"run_id": run_id, "parameters": spec.model_dump()}).encode()
+    key = RunLayout(run_id).run_file
+    if store.find(key) is not None or store.create(key, body) != body:
+        raise RunNameTaken(f"{store.address(key)} exists: a run's log is never written over; choose another")
+    return Run(run_id, spec, store)
+
+
+def read_run(uri: str) -> Run:
+    """Read the run.json at `uri`, e.g. s3://bucket/diloco-rdv/RUN_ID/run.json.
+
+    Takes the object plainly or as a quoted JSON string, since AWS does not say which of the two
+    Step Functions' s3:putObject makes of a JSON Body. Raises InvalidRunParameters, AbsentObject.
+    """
+    root, found, rest = uri.partition(f"/{RENDEZVOUS_PREFIX}/")
+    run_id, _, name = rest.partition("/")
+    if not found or name != RUN_FILE:
+        expected = f"s3://BUCKET/{RENDEZVOUS_PREFIX}/RUN_ID/{RUN_FILE}"
+        raise InvalidRunParameters({"--run": f"must be the URI of a run.json, as {expected}, not {uri!r}"})
+    store = open_store(root)
+    key = RunLayout(check_run_id(run_id)).run_file
+    try:
+        data = store.get(key)
+    except AbsentObject as error:
+        raise AbsentObject(f"{uri} does not exist: the run never started, or its log was deleted") from error
+    document = read_json(_unquoted(data), uri)
+    if document.get("run_id") != run_id:
+        raise InvalidRunParameters({"run_id": f"{uri} says {document.get('run_id')!r}"})
+    return Run(run_id, parse(document.get("parameters")), store)
+
+
+def _unquoted(data: bytes) -> bytes:
+    if not data.lstrip().startswith(b'"'):
+        return data
+    text: Any = json.loads(data)
+    return str(text).encode()
