@@ -232,7 +232,9 @@ def bounds(name: str) -> str:
         words.append(f"from {_shown(low)} to below {_shown(schema['exclusiveMaximum'])}")
     if "maxLength" in schema:
         words.append(f"of {schema.get('minLength', 1)} to {schema['maxLength']} characters")
-    if "pattern" in schema:
+    if schema.get("pattern") == ONE_LINE:
+        words.append("on one line")
+    elif "pattern" in schema:
         words.append(f"matching {schema['pattern']}")
     return " ".join(words)
 
