@@ -34,8 +34,23 @@ _REASON: Final = (
 )
 _STATUS: Final = r'$match($states.errorOutput.Cause, /"TrainingJobStatus": *"([A-Za-z]+)"/).groups[0]'
 _ERROR: Final = "$states.errorOutput.Error & ': ' & $substring($states.errorOutput.Cause, 0, 1024)"
-# SageMaker puts its own word before what the container wrote into output/failure.
-_PEER_LOST: Final = "/^(AlgorithmError: *)?PeerLost/"
+# What a new attempt would meet again, by the name at the beginning of the replica's failure text
+# (trainer/failures.py, which a test holds this against; importing it would import the trainer).
+NOT_WORTH_A_RELAUNCH: Final = (
+    "AbsentObject",
+    "AccessDenied",
+    "BadDataSet",
+    "BadTrainer",
+    "ForeignObject",
+    "InvalidRunParameters",
+    "NonFinite",
+    "PeerLost",
+    "ReplicasDiverged",
+    "Stopped",
+    "Superseded",
+)
+# SageMaker puts a word of its own before what the container wrote into output/failure.
+_FINAL: Final = f"/^(AlgorithmError: *)?({'|'.join(NOT_WORTH_A_RELAUNCH)}):/"
 
 
 def replica_states(scope: Construct, *, image_uri: str, role_arn: str) -> sfn.IChainable:
@@ -97,7 +112,7 @@ def replica_states(scope: Construct, *, image_uri: str, role_arn: str) -> sfn.IC
 
 
 def _failure() -> dict[str, str]:
-    """Why a job failed, and whether another attempt makes sense. A peer's loss is not its own."""
+    """Why a job failed, and whether another attempt may do better."""
     found = f"$reason := {_REASON}; $status := {_STATUS};"
     unescaped = r"""$replace($replace($reason, '\\n', ' '), '\\"', '"')"""
     return {
@@ -107,7 +122,7 @@ def _failure() -> dict[str, str]:
         ),
         "repeatable": jsonata(
             f"({found} $states.errorOutput.Error != 'States.TaskFailed' ? false :"
-            f" $exists($reason) ? $not($contains($reason, {_PEER_LOST})) : true)"
+            f" $exists($reason) ? $not($contains($reason, {_FINAL})) : true)"
         ),
     }
 
@@ -142,7 +157,9 @@ def _refused(scope: Construct, *, then: sfn.IChainable, otherwise: sfn.IChainabl
 def _relaunch(scope: Construct, *, then: sfn.IChainable, otherwise: sfn.IChainable) -> sfn.IChainable:
     """Start the rank again under a new job name, or give the run up."""
     again = sfn.Choice.jsonata(
-        scope, "Relaunch?", comment="Only a failure of its own, and at most max_relaunches times"
+        scope,
+        "Relaunch?",
+        comment="Only after what a new attempt may change, and at most max_relaunches times",
     )
     mark = sfn.CustomState(scope, "MarkRelaunching", state_json=write_progress())
     pause = sfn.Wait.jsonata(

@@ -81,10 +81,9 @@ class RunsStack(Stack):
         if not found:
             return repository
         account, region, name = found.groups()
-        return ecr.Repository.from_repository_arn(
-            self,
-            "ImageRepository",
-            self.format_arn(
-                service="ecr", account=account, region=region, resource="repository", resource_name=name
-            ),
+        arn = self.format_arn(
+            service="ecr", account=account, region=region, resource="repository", resource_name=name
+        )
+        return ecr.Repository.from_repository_attributes(
+            self, "ImageRepository", repository_arn=arn, repository_name=name
         )

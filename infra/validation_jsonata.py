@@ -22,11 +22,15 @@ from trainer.run_spec import COMMENT, RULES, RunSpec, bounds
 
 # Above this many names the input isn't looked at further: 256 KiB have room for 37,000, and an
 # expression that takes longer than a second fails.
-MOST_NAMES: Final = 500
+MOST_NAMES: Final = 200
+# No bound of any field is beyond this. Whole numbers up to it are exact as doubles; an emulator
+# that reads JSON integers of any length fails to compare longer ones with a fraction.
+MOST_NUMBER: Final = 2**53
 # Characters shown of a value, or of an unknown name.
 SHOWN_CHARACTERS: Final = 60
 
 _HELPERS: Final = """
+  $sane := function($value) { $value <= %(most)d ? $value >= -%(most)d : false };
   $shown := function($value) {(
     $kind := $type($value);
     $kind = "string" ? '"' & $substring($value, 0, %(shown)d) & '"' :
@@ -34,15 +38,13 @@ _HELPERS: Final = """
     $kind = "null" ? "null" :
     $kind = "array" ? "an array" :
     $kind = "object" ? "an object" :
-    $value < -1e15 ? "a number below -1e15" :
-    $value > 1e15 ? "a number above 1e15" :
-    $string($value)
+    $sane($value) ? $string($value) : "a number beyond %(most)d"
   )};
   $number := function($in_bounds) { function($value) {
-    $type($value) = "number" ? $in_bounds($value) : false
+    $type($value) = "number" ? ($sane($value) ? $in_bounds($value) : false) : false
   }};
   $whole := function($in_bounds) { function($value) {
-    $type($value) = "number" ? ($in_bounds($value) ? $floor($value) = $value : false) : false
+    $number($in_bounds)($value) ? $floor($value) = $value : false
   }};
   $text := function($least, $most, $matches) { function($value) {
     $type($value) != "string" ? false :
@@ -54,7 +56,7 @@ _HELPERS: Final = """
   $check := function($name, $value, $good, $wanted) {(
     $not($good($value)) ? {"name": $name, "text": "must be " & $wanted & ", not " & $shown($value)}
   )};
-""" % {"shown": SHOWN_CHARACTERS}  # noqa: UP031  JSONata is full of braces and dollars
+""" % {"shown": SHOWN_CHARACTERS, "most": MOST_NUMBER}  # noqa: UP031  JSONata is full of braces and dollars
 
 
 def defaults() -> dict[str, Any]:

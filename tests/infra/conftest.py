@@ -14,12 +14,12 @@ import pytest
 # Before jsii starts its Node process: CDK warns of every Node release near its end of life.
 os.environ.setdefault("JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION", "1")
 
-import aws_cdk as cdk  # noqa: E402
+import aws_cdk as cdk
 
-from infra.definition import definitions  # noqa: E402
-from infra.runs_stack import RunsStack  # noqa: E402
-from infra.settings import Settings  # noqa: E402
-from infra.storage_stack import StorageStack  # noqa: E402
+from infra.definition import definitions
+from infra.runs_stack import RunsStack
+from infra.settings import Settings
+from infra.storage_stack import StorageStack
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -18,12 +18,28 @@ Evaluate = Callable[..., Any]
 
 INPUTS = 1000
 SEED = 20240601
+WIDE = "\N{GRINNING FACE}"  # four bytes of UTF-8, two units of UTF-16, one character
 SCHEMA = RunSpec.model_json_schema()["properties"]
+
+WHOLE = [name for name, field in SCHEMA.items() if field["type"] == "integer"]
 
 PROBLEMS = jsonata(problems_expression())
 RESOLVED = jsonata(resolved_expression())
 
-ODD_TEXTS = ["", " ", "\n", "ml.m5.xlarge\n", "é", "𝒳" * 200, "a" * 2000, "null", "0", "\x00", "$", "{% 1 %}"]
+ODD_TEXTS = [
+    "",
+    " ",
+    "\n",
+    "ml.m5.xlarge\n",
+    "é",
+    WIDE * 200,
+    "a" * 2000,
+    "null",
+    "0",
+    "\x00",
+    "$",
+    "{% 1 %}",
+]
 ODD_NUMBERS = [0, -0.0, -1, 1.5, 1e-320, 1e308, -1e308, json.loads("1e400"), 10**400, -(10**30), 2**53 + 1]
 ODD_VALUES = [
     None, True, False, [], {}, [1], [[]], [{}], {"a": None}, ["ml.m5.xlarge"], *ODD_TEXTS, *ODD_NUMBERS,
@@ -64,7 +80,7 @@ def _input(chance: random.Random) -> Any:
     found = {name: _value(chance, name, wildness) for name in names}
     if chance.random() < 0.2:
         unknown = chance.choice(
-            ["n_replica", "N_REPLICAS", "", " ", "é𝒳", "a.b", "$states", "input", "__proto__"]
+            ["n_replica", "N_REPLICAS", "", " ", WIDE, "a.b", "$states", "input", "__proto__"]
         )
         found[unknown] = chance.choice(ODD_VALUES)
     if chance.random() < 0.2:
@@ -82,9 +98,9 @@ def _pydantic(value: Any) -> set[str]:
 
 def test_a_thousand_inputs_get_the_same_verdict_and_names_from_both_checks(evaluate: Evaluate) -> None:
     chance = random.Random(SEED)
-    valid, reported = 0, set()
+    valid, reported, given = 0, set[str](), defaults()
     for value in (_input(chance) for _ in range(INPUTS)):
-        problems = evaluate(PROBLEMS, input_=value, defaults=defaults())
+        problems = evaluate(PROBLEMS, input_=value, defaults=given)
         names = {problem["name"] for problem in problems}
         assert names == _pydantic(value), value
         assert all(problem["text"] for problem in problems)
@@ -118,7 +134,8 @@ def test_every_rule_is_told_in_the_same_words(rule: Rule, evaluate: Evaluate) ->
     with pytest.raises(InvalidRunParameters) as refused:
         parse(broken)
     problems = evaluate(PROBLEMS, input_=broken, defaults=defaults())
-    assert {problem["name"]: problem["text"] for problem in problems} == refused.value.problems
+    words = {name: text.replace(".0", "") for name, text in refused.value.problems.items()}
+    assert {problem["name"]: problem["text"] for problem in problems} == words
     assert rule.why in refused.value.problems[rule.subject]
 
 
@@ -126,7 +143,7 @@ def test_a_field_is_told_with_its_bounds(evaluate: Evaluate) -> None:
     problems = evaluate(PROBLEMS, input_={"n_replicas": 41, "model_name": ""}, defaults=defaults())
     assert problems == [
         {"name": "n_replicas", "text": "must be a whole number from 1 to 40, not 41"},
-        {"name": "model_name", "text": 'must be a string of 1 to 200 characters, not ""'},
+        {"name": "model_name", "text": 'must be a string of 1 to 200 characters on one line, not ""'},
     ]
 
 
@@ -138,12 +155,12 @@ def test_an_input_full_of_unknown_names_is_refused_without_looking_at_each(evalu
     assert len(few) == MOST_NAMES
 
 
-@pytest.mark.parametrize("size", [1, MOST_NAMES])
+@pytest.mark.parametrize("size", [1, MOST_NAMES - len(SCHEMA)])
 def test_the_cause_of_an_invalid_input_is_short_enough(
     size: int, states: dict[str, Any], evaluate: Evaluate
 ) -> None:
     """AWS: a Cause has 32,768 bytes; four for each of these characters, at worst."""
-    wild = {f"{number:03d}{'𝒳' * 60}": None for number in range(size)} | dict.fromkeys(SCHEMA, "𝒳" * 100)
+    wild = {f"{number:03d}{WIDE * 60}": None for number in range(size)} | dict.fromkeys(SCHEMA, WIDE * 2000)
     problems = evaluate(PROBLEMS, input_=wild, defaults=defaults())
     cause = evaluate(states["InvalidRunParameters"]["Cause"], problems=problems)
     assert all(f"{name}: must be" in cause for name in SCHEMA)
