@@ -30,7 +30,7 @@ _ANSWER: Final = """\
   status=FAILED
   if [ -e image_is_there ]; then status=SUCCESS; fi
   printf '{"Status":"%s","Reason":"Image build: %s","PhysicalResourceId":"trainer-image",' \\
-    "$status" "${CODEBUILD_BUILD_URL:-see CodeBuild}" > answer.json
+    "$status" "${CODEBUILD_BUILD_URL:-$CODEBUILD_BUILD_ID}" > answer.json
   printf '"StackId":"%s","RequestId":"%s","LogicalResourceId":"%s"}' \\
     "$StackId" "$RequestId" "$LogicalResourceId" >> answer.json
   curl --silent --show-error --fail --retry 5 --header 'Content-Type:' \\
