@@ -18,14 +18,20 @@ def acknowledge(scope: IConstruct, rule: str, reason: str) -> None:
     Validations.of(scope).acknowledge(Acknowledgment(id=f"AwsSolutions-{rule}", reason=reason))
 
 
-def add_statement(role: iam.Role, statement: iam.PolicyStatement, *, wildcards: str | None = None) -> None:
-    """Add `statement` to the role's policy; `wildcards` says why its wildcards can't be narrower."""
-    role.add_to_policy(statement)
-    if wildcards is not None:
-        acknowledge_wildcards(role, [*statement.actions, *statement.resources], wildcards)
+# Statements, each with the reason why its wildcards can't be narrower, where it has any.
+Statements = Iterable[tuple[iam.PolicyStatement, str | None]]
+
+
+def add_statements(role: iam.Role, statements: Statements) -> None:
+    """Make `statements` the role's policy and acknowledge their wildcards."""
+    for statement, reason in statements:
+        role.add_to_policy(statement)
+        if reason is not None:
+            acknowledge_wildcards(role, [*statement.actions, *statement.resources], reason)
 
 
 def acknowledge_wildcards(role: IConstruct, values: Iterable[str], reason: str) -> None:
+    """Accept those of `values`, actions or resources of the role's policy, that hold a wildcard."""
     for value in values:
         shown = _shown_by_nag(Stack.of(role), value)
         if "*" in shown:

@@ -11,7 +11,7 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
-from infra.findings import add_statement
+from infra.findings import Statements, add_statements
 from trainer import layout
 
 # Where SageMaker puts the output and the metrics of every training job.
@@ -48,19 +48,12 @@ class ReplicaRole(Construct):
                 },
             ),
         )
-        for statement, wildcards in (
-            *_bucket_statements(bucket),
-            *_log_statements(stack),
-            *_image_statements(repository),
-        ):
-            add_statement(self.role, statement, wildcards=wildcards)
+        add_statements(self.role, _bucket_statements(bucket))
+        add_statements(self.role, _log_statements(stack))
+        add_statements(self.role, _image_statements(repository))
 
 
-# A statement, and why its wildcards can't be narrower.
-_Statements = list[tuple[iam.PolicyStatement, str | None]]
-
-
-def _bucket_statements(bucket: s3.IBucket) -> _Statements:
+def _bucket_statements(bucket: s3.IBucket) -> Statements:
     any_run = "One role serves all runs, and a run's id is known only when it starts"
     return [
         (
@@ -105,7 +98,7 @@ def _bucket_statements(bucket: s3.IBucket) -> _Statements:
     ]
 
 
-def _log_statements(stack: Stack) -> _Statements:
+def _log_statements(stack: Stack) -> Statements:
     group = stack.format_arn(
         service="logs",
         resource="log-group",
@@ -138,7 +131,7 @@ def _log_statements(stack: Stack) -> _Statements:
     ]
 
 
-def _image_statements(repository: ecr.IRepository) -> _Statements:
+def _image_statements(repository: ecr.IRepository) -> Statements:
     return [
         (
             iam.PolicyStatement(

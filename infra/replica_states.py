@@ -67,28 +67,11 @@ def replica_states(scope: Construct, *, image_uri: str, role_arn: str) -> sfn.IC
         comment="A job name is never used twice, so each attempt has its own",
         assign={"job_name": jsonata(JOB_NAME)},
     )
+    give_up = _give_up(scope)
+    relaunch = _relaunch(scope, then=name_job, otherwise=give_up)
     train = sfn.CustomState(
         scope, "TrainReplica", state_json=train_replica(image_uri=image_uri, role_arn=role_arn)
     )
-    is_completed = sfn.Choice.jsonata(
-        scope,
-        "JobCompleted?",
-        comment="A job that was stopped, by hand or by its time limit, has not finished its run",
-    )
-    not_completed = sfn.Pass.jsonata(
-        scope,
-        "NotCompleted",
-        comment="Handled like a failed job, with the status as the reason",
-        assign={"failure": jsonata("'its training job ended as ' & $job_status"), "repeatable": True},
-    )
-    result = sfn.CustomState(scope, "ReadResult", state_json=read_result())
-    give_up = _give_up(scope)
-    relaunch = _relaunch(scope, then=name_job, otherwise=give_up)
-
-    replica.next(name_job).next(train).next(is_completed)
-    is_completed.when(condition("$job_status = 'Completed'"), result)
-    is_completed.otherwise(not_completed.next(relaunch))
-
     train.add_retry(  # other runs hold the account's instances; they may end
         errors=list(QUOTA_ERRORS),
         interval=Duration.seconds(30),
@@ -103,12 +86,32 @@ def replica_states(scope: Construct, *, image_uri: str, role_arn: str) -> sfn.IC
         assign={"failure": jsonata(f"'its training job was refused: ' & {_ERROR}")},
     )
     train.add_catch(relaunch, errors=["States.ALL"], assign=_failure())
+    replica.next(name_job).next(train).next(_ended(scope, failed=relaunch, lost=give_up))
+    return replica
+
+
+def _ended(scope: Construct, *, failed: sfn.IChainable, lost: sfn.IChainable) -> sfn.IChainable:
+    """The job has ended without an error of its own; whether it has finished is another question."""
+    is_completed = sfn.Choice.jsonata(
+        scope,
+        "JobCompleted?",
+        comment="A job that was stopped, by hand or by its time limit, has not finished its run",
+    )
+    not_completed = sfn.Pass.jsonata(
+        scope,
+        "NotCompleted",
+        comment="Handled like a failed job, with the status as the reason",
+        assign={"failure": jsonata("'its training job ended as ' & $job_status"), "repeatable": True},
+    )
+    result = sfn.CustomState(scope, "ReadResult", state_json=read_result())
     result.add_catch(
-        give_up,
+        lost,
         errors=["States.ALL"],
         assign={"failure": jsonata(f"'its job completed, but left no result that can be read: ' & {_ERROR}")},
     )
-    return replica
+    is_completed.when(condition("$job_status = 'Completed'"), result)
+    is_completed.otherwise(not_completed.next(failed))
+    return is_completed
 
 
 def _failure() -> dict[str, str]:

@@ -8,7 +8,7 @@ from aws_cdk import aws_stepfunctions as sfn
 from constructs import Construct
 
 from infra import run_objects
-from infra.findings import acknowledge_wildcards, add_statement
+from infra.findings import Statements, acknowledge_wildcards, add_statements
 from infra.run_states import run_states
 
 
@@ -26,17 +26,7 @@ class RunStateMachine(Construct):
         log_retention: logs.RetentionDays,
     ) -> None:
         super().__init__(scope, id_)
-        stack = Stack.of(self)
-        self.role = iam.Role(
-            self,
-            "Role",
-            description="What the state machine of a training run may do",
-            assumed_by=iam.ServicePrincipal(
-                "states.amazonaws.com", conditions={"StringEquals": {"aws:SourceAccount": stack.account}}
-            ),
-        )
-        for statement, wildcards in (*_job_statements(stack, replica_role), *_bucket_statements(bucket)):
-            add_statement(self.role, statement, wildcards=wildcards)
+        self.role = self._role(bucket, replica_role)
         self.log_group = logs.LogGroup(
             self, "Logs", retention=log_retention, removal_policy=RemovalPolicy.DESTROY
         )
@@ -59,17 +49,27 @@ class RunStateMachine(Construct):
             ),
             tracing_enabled=True,
         )
+
+    def _role(self, bucket: s3.IBucket, replica_role: iam.IRole) -> iam.Role:
+        stack = Stack.of(self)
+        role = iam.Role(
+            self,
+            "Role",
+            description="What the state machine of training runs may do",
+            assumed_by=iam.ServicePrincipal(
+                "states.amazonaws.com", conditions={"StringEquals": {"aws:SourceAccount": stack.account}}
+            ),
+        )
+        add_statements(role, _job_statements(stack, replica_role))
+        add_statements(role, _bucket_statements(bucket))
         # CDK's own statements for log delivery and X-Ray.
         acknowledge_wildcards(
-            self.role, ["*"], "Log delivery and X-Ray are granted by account: their actions know no resources"
+            role, ["*"], "Log delivery and X-Ray are granted by account: their actions know no resources"
         )
+        return role
 
 
-# A statement, and why its wildcards can't be narrower.
-_Statements = list[tuple[iam.PolicyStatement, str | None]]
-
-
-def _job_statements(stack: Stack, replica_role: iam.IRole) -> _Statements:
+def _job_statements(stack: Stack, replica_role: iam.IRole) -> Statements:
     """What createTrainingJob.sync needs ("IAM policies for SageMaker", Step Functions guide)."""
     jobs = stack.format_arn(service="sagemaker", resource="training-job", resource_name="*")
     rule = stack.format_arn(
@@ -113,7 +113,7 @@ def _job_statements(stack: Stack, replica_role: iam.IRole) -> _Statements:
     ]
 
 
-def _bucket_statements(bucket: s3.IBucket) -> _Statements:
+def _bucket_statements(bucket: s3.IBucket) -> Statements:
     any_run = "One state machine serves all runs, and a run's id is known only when it starts"
     return [
         (

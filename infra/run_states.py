@@ -38,6 +38,12 @@ def run_states(scope: Construct, *, bucket_name: str, image_uri: str, role_arn: 
         comment="What a run does where its input says nothing else",
         assign={"defaults": defaults(), "bucket": bucket_name},
     )
+    fan_out = _fan_out(scope, image_uri=image_uri, role_arn=role_arn)
+    begin.next(_check(scope, then=_name(scope, then=_record(scope, then=fan_out))))
+    return begin
+
+
+def _check(scope: Construct, *, then: sfn.IChainable) -> sfn.IChainable:
     check = sfn.Pass.jsonata(
         scope,
         "CheckParameters",
@@ -45,6 +51,23 @@ def run_states(scope: Construct, *, bucket_name: str, image_uri: str, role_arn: 
         assign={"problems": jsonata(problems_expression())},
     )
     is_valid = sfn.Choice.jsonata(scope, "ParametersValid?", comment="Nothing has been started yet")
+    invalid = sfn.Fail.jsonata(
+        scope,
+        "InvalidRunParameters",
+        comment="The input can not be used; the Cause names each parameter and its bounds",
+        error="InvalidRunParameters",
+        cause=jsonata(
+            f"$substring($join([$problems.(name & ': ' & text)], '; '), 0, {CAUSE_CHARACTERS})"
+            " & '. Nothing was started: start a new execution.'"
+        ),
+    )
+    check.next(is_valid)
+    is_valid.when(condition("$count($problems) > 0"), invalid)
+    is_valid.otherwise(then)
+    return check
+
+
+def _name(scope: Construct, *, then: sfn.IChainable) -> sfn.IChainable:
     name_run = sfn.Pass.jsonata(
         scope,
         "NameRun",
@@ -58,25 +81,8 @@ def run_states(scope: Construct, *, bucket_name: str, image_uri: str, role_arn: 
         assign={"job_prefix": jsonata(JOB_PREFIX)},
         outputs={"run_id": jsonata("$run_id")},
     )
-    begin.next(check)
-    check.next(is_valid)
-    is_valid.when(
-        condition("$count($problems) > 0"),
-        sfn.Fail.jsonata(
-            scope,
-            "InvalidRunParameters",
-            comment="The input can not be used; the Cause names each parameter and its bounds",
-            error="InvalidRunParameters",
-            cause=jsonata(
-                "$substring($join([$problems.(name & ': ' & text)], '; '), 0, "
-                f"{CAUSE_CHARACTERS}) & '. Nothing was started: start a new execution.'"
-            ),
-        ),
-    )
-    is_valid.otherwise(name_run)
-    name_run.next(name_jobs)
-    name_jobs.next(_record(scope, then=_fan_out(scope, image_uri=image_uri, role_arn=role_arn)))
-    return begin
+    name_run.next(name_jobs).next(then)
+    return name_run
 
 
 def _record(scope: Construct, *, then: sfn.IChainable) -> sfn.IChainable:
@@ -133,7 +139,8 @@ def _fan_out(scope: Construct, *, image_uri: str, role_arn: str) -> sfn.IChainab
         assign={
             "run_failure": jsonata(
                 f"$states.errorOutput.Error = '{REPLICA_FAILED}' ? $states.errorOutput.Cause :"
-                f" $states.errorOutput.Error & ': ' & $states.errorOutput.Cause & ' {REDRIVE_REFUSED}'"
+                f" $states.errorOutput.Error & ': ' & $substring($states.errorOutput.Cause, 0, 4000)"
+                f" & ' {REDRIVE_REFUSED}'"
             )
         },
         outputs={"run_id": jsonata("$run_id")},

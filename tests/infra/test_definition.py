@@ -125,7 +125,15 @@ def test_the_runs_cause_is_the_replicas(states: States, evaluate: Evaluate) -> N
     assigned = evaluate(catcher["Assign"], error=failed)
     assert evaluate(states["ReplicaFailed"]["Cause"], **assigned) == failed["Cause"]
     other = evaluate(catcher["Assign"], error={"Error": "States.Runtime", "Cause": "x" * 40_000})
-    assert len(evaluate(states["ReplicaFailed"]["Cause"], **other)) == 8000
+    assert len(evaluate(states["ReplicaFailed"]["Cause"], **other)) < 8000
+    assert other["run_failure"].endswith(REDRIVE_REFUSED)
+
+
+def test_every_cause_says_to_start_a_new_execution(states: States) -> None:
+    """Redrive would resume where names and markers are taken; the runs' Cause is the replica's."""
+    for name, state in states.items():
+        if state["Type"] == "Fail" and name != "ReplicaFailed":
+            assert "start a new execution" in state["Cause"].lower(), name
 
 
 def _result(rank: int, weights_hash: str | None) -> dict[str, Any]:
