@@ -15,7 +15,9 @@ from typing import Any, Final
 
 from infra.definition import STATE_MACHINE, definitions
 
-NODE_TOOLS: Final = Path(__file__).parent.parent / "node_modules" / ".bin"
+ROOT: Final = Path(__file__).parent.parent
+NODE_TOOLS: Final = ROOT / "node_modules" / ".bin"
+PYTHON_TOOLS: Final = Path(sys.executable).parent  # of this environment, whether on the PATH or not
 
 # statelint knows JSONata, but wants a plain number where a Wait's Seconds may be an expression
 # (Amazon States Language: "Wait state"; its other checkers accept it).
@@ -24,7 +26,7 @@ STATELINT_IS_WRONG: Final = '.Seconds is "{% '
 _HEADLINE: Final = (" error:", " errors:")  # before statelint's findings
 
 CFN_LINT: Final = (
-    "cfn-lint",
+    str(PYTHON_TOOLS / "cfn-lint"),
     "--format=parseable",
     "--ignore-checks",
     "W3005",  # CDK writes dependencies out that follow from references already
@@ -37,8 +39,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="lint-") as folder:
         assembly = Path(folder) / "cdk.out"
         # Its own message names what cdk-nag has found.
-        synth = [_node_tool("cdk"), "synth", "--quiet", "--output", str(assembly)]
-        if subprocess.run(synth, check=False).returncode:
+        app = f"{sys.executable} app.py"
+        synth = [_node_tool("cdk"), "synth", "--quiet", "--app", app, "--output", str(assembly)]
+        if subprocess.run(synth, cwd=ROOT, check=False).returncode:
             return 1
         findings = []
         for path in sorted(assembly.glob("*.template.json")):
@@ -56,7 +59,7 @@ def check_definition(folder: Path, logical_id: str, definition: dict[str, Any]) 
     plain.write_text(json.dumps(definition))
     template = folder / f"{logical_id}.template.json"
     template.write_text(json.dumps(_template_of(definition)))
-    statelint = _findings(["statelint", str(plain)])
+    statelint = _findings([str(PYTHON_TOOLS / "statelint"), str(plain)])
     return [
         *_findings([_node_tool("asl-validator"), "--json-path", str(plain)]),
         *_findings([*CFN_LINT, str(template)]),
