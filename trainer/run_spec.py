@@ -20,6 +20,7 @@ from trainer.run_rules import Rule
 MAX_REPLICAS: Final = 40  # an inline Map starts 40 iterations at once (Step Functions: inline mode)
 MAX_RUNTIME_S: Final = 28 * 24 * 3600  # SageMaker: MaxRuntimeInSeconds is at most 28 days
 BUILT_IN_DATA: Final = "builtin"
+ONE_LINE: Final = r"^[^\x00-\x1f\x7f]+$"  # a hyperparameter of a training job is one line of text
 COMMENT: Final = "Comment"  # the console's habit; accepted on top of the fields and ignored
 
 
@@ -90,11 +91,11 @@ class RunSpec(BaseModel):
         "model_name to fragment_update_alpha).",
     )  # fmt: skip
     model_name: str = Field(
-        "tiny-random", min_length=1, max_length=200,
+        "tiny-random", min_length=1, max_length=200, pattern=ONE_LINE,
         description="A built-in configuration, trained from random weights: tiny-random or small-random.",
     )  # fmt: skip
     dataset_uri: str = Field(
-        BUILT_IN_DATA, min_length=1, max_length=1024,
+        BUILT_IN_DATA, min_length=1, max_length=1024, pattern=ONE_LINE,
         description="Folder of text files: an s3:// or file:// URI, or a prefix of the run's own bucket. "
         "A tenth of the files, chosen by hash, is held out. `builtin` is the trainer's own source.",
     )  # fmt: skip
@@ -209,8 +210,9 @@ def parse(raw: object) -> RunSpec:
             problems[name] = _explain(name, given.get(name))
     values = {name: field.default for name, field in RunSpec.model_fields.items()}
     values |= {name: _json_number(value) for name, value in given.items()}
+    usable = values.keys() - problems.keys()
     for rule in RULES:
-        if not (rule.fields & problems.keys()) and not rule.holds(values):
+        if rule.fields <= usable and not rule.holds(values):
             problems.setdefault(rule.subject, rule.text(values))
     if problems:
         raise InvalidRunParameters(problems)
@@ -230,7 +232,9 @@ def bounds(name: str) -> str:
         words.append(f"from {_shown(low)} to below {_shown(schema['exclusiveMaximum'])}")
     if "maxLength" in schema:
         words.append(f"of {schema.get('minLength', 1)} to {schema['maxLength']} characters")
-    if "pattern" in schema:
+    if schema.get("pattern") == ONE_LINE:
+        words.append("on one line")
+    elif "pattern" in schema:
         words.append(f"matching {schema['pattern']}")
     return " ".join(words)
 

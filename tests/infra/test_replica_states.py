@@ -1,0 +1,168 @@
+"""What the state machine makes of the ways in which a training job can fail."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from infra.replica_states import NOT_WORTH_A_RELAUNCH, REDRIVE_REFUSED
+from trainer import failures
+
+Evaluate = Callable[..., Any]
+States = dict[str, dict[str, Any]]
+
+
+def _caught(states: States, evaluate: Evaluate, error: str, cause: str | None) -> dict[str, Any]:
+    """What the catcher that takes `error` assigns."""
+    catcher = next(
+        catcher
+        for catcher in states["TrainReplica"]["Catch"]
+        if {error, "States.ALL"} & set(catcher["ErrorEquals"])
+    )
+    error_output = {"Error": error} | ({} if cause is None else {"Cause": cause})
+    return {**evaluate(catcher["Assign"], error=error_output), "next": catcher["Next"]}
+
+
+def _failed_job(reason: str | None) -> str:
+    job = {"TrainingJobName": "x", "TrainingJobStatus": "Failed"}
+    return json.dumps(job if reason is None else job | {"FailureReason": reason})
+
+
+@pytest.mark.parametrize(
+    ("reason", "repeatable"),
+    [
+        ("AlgorithmError: PeerLost: rank 0 lost rank 1, exit code: 15", False),
+        ("PeerLost: rank 0 lost rank 1", False),
+        ("AlgorithmError: BadDataSet: rank 0: no files, exit code: 11", False),
+        ("AlgorithmError: StoreFailed: rank 0: PeerLost: is not at the beginning", True),
+        ("CapacityError: Unable to provision requested ML compute capacity", True),
+        ("InternalServerError: try again", True),
+        ('AlgorithmError: ValueError: rank 1: "quoted" \\ and\nbroken', True),
+        (None, True),
+    ],
+)
+def test_a_failed_job_is_relaunched_unless_it_would_fail_alike(
+    reason: str | None, repeatable: bool, states: States, evaluate: Evaluate
+) -> None:
+    caught = _caught(states, evaluate, "States.TaskFailed", _failed_job(reason))
+    assert caught["repeatable"] is repeatable
+    assert caught["next"] == "Relaunch?"
+    shown = (reason or "its training job ended as Failed").replace("\n", " ")
+    assert caught["failure"].replace("\\\\", "\\") == shown
+
+
+@pytest.mark.parametrize(
+    "cause", ["no JSON", "", None, '{"cut off', '{"FailureReason": 3}', "[]", "x" * 40_000]
+)
+@pytest.mark.parametrize(
+    "error", ["States.TaskFailed", "States.Runtime", "SageMaker.AmazonSageMakerException"]
+)
+def test_no_cause_whatever_makes_the_catcher_throw(
+    error: str, cause: str | None, states: States, evaluate: Evaluate
+) -> None:
+    """A throw inside a Catch ends the execution with an error that says nothing of the replica."""
+    caught = _caught(states, evaluate, error, cause)
+    assert error in caught["failure"]
+    assert len(caught["failure"]) < 1200
+
+
+def test_a_refused_creation_is_no_failed_job(states: States, evaluate: Evaluate) -> None:
+    cause = "User is not authorized (Service: AmazonSageMaker; Error Code: AccessDeniedException)"
+    caught = _caught(states, evaluate, "SageMaker.AmazonSageMakerException", cause)
+    assert caught["next"] == "Throttled?"
+    assert caught["failure"].endswith(cause)
+
+
+@pytest.mark.parametrize(
+    ("cause", "refusals", "asked_again"),
+    [
+        ("Rate exceeded (Error Code: ThrottlingException)", 0, True),
+        ("Rate exceeded (Error Code: ThrottlingException)", 10, False),
+        ("not authorized (Error Code: AccessDeniedException)", 0, False),
+    ],
+)
+def test_only_throttling_is_asked_again(
+    cause: str, refusals: int, asked_again: bool, states: States, evaluate: Evaluate
+) -> None:
+    (choice,) = states["Throttled?"]["Choices"]
+    assert choice["Next"] == "CountRefusal"
+    assert states["Throttled?"]["Default"] == "WriteAbortMarker"
+    assert evaluate(choice["Condition"], failure=cause, refusals=refusals) is asked_again
+
+
+def test_pauses_are_whole_seconds_within_their_bounds(states: States, evaluate: Evaluate) -> None:
+    for refusals in range(1, 11):
+        pause = evaluate(states["BackOff"]["Seconds"], refusals=refusals)
+        assert 0 <= pause <= min(2**refusals, 60)
+        assert pause == int(pause)
+    assert evaluate(states["Pause"]["Seconds"], failure="RuntimeError: x") == 0
+    assert 60 <= evaluate(states["Pause"]["Seconds"], failure="CapacityError: none") <= 180
+
+
+@pytest.mark.parametrize(
+    ("repeatable", "attempt", "relaunched"), [(True, 0, True), (True, 2, False), (False, 0, False)]
+)
+def test_a_rank_is_relaunched_at_most_max_relaunches_times(
+    repeatable: bool, attempt: int, relaunched: bool, states: States, evaluate: Evaluate
+) -> None:
+    (choice,) = states["Relaunch?"]["Choices"]
+    answer = evaluate(
+        choice["Condition"], repeatable=repeatable, attempt=attempt, parameters={"max_relaunches": 2}
+    )
+    assert answer is relaunched
+    assert [choice["Next"], states["Relaunch?"]["Default"]] == ["MarkRelaunching", "WriteAbortMarker"]
+    assert states["MarkRelaunching"]["Next"] == "Pause"
+    assert states["Pause"]["Next"] == "NextAttempt"
+    assert states["NextAttempt"]["Next"] == "NameJob"
+    assert evaluate(states["NextAttempt"]["Assign"], attempt=1, refusals=3) == {"attempt": 2, "refusals": 0}
+
+
+@pytest.mark.parametrize(("status", "done"), [("Completed", True), ("Stopped", False), ("Stopping", False)])
+def test_only_a_completed_job_has_finished(
+    status: str, done: bool, states: States, evaluate: Evaluate
+) -> None:
+    assigned = evaluate(states["TrainReplica"]["Assign"], result={"TrainingJobStatus": status, "More": 1})
+    (choice,) = states["JobCompleted?"]["Choices"]
+    assert evaluate(choice["Condition"], **assigned) is done
+    assert [choice["Next"], states["JobCompleted?"]["Default"]] == ["ReadResult", "NotCompleted"]
+
+
+def test_relaunching_restarts_the_ranks_clock_and_giving_up_leaves_a_marker(
+    states: States, evaluate: Evaluate
+) -> None:
+    run = {"bucket": "b", "run_id": "run", "rank": 3, "attempt": 0, "failure": "f" * 2000}
+    progress = evaluate(states["MarkRelaunching"]["Arguments"], **run)
+    assert progress["Key"] == "diloco-rdv/run/progress/rank_0003.json"
+    assert progress["Body"] == {"run_id": "run", "rank": 3, "state": "relaunching", "attempt": 1}
+    assert "IfNoneMatch" not in progress
+    abort = evaluate(states["WriteAbortMarker"]["Arguments"], **run)
+    assert abort["Key"] == "diloco-rdv/run/abort.json"
+    assert abort["IfNoneMatch"] == "*"
+    assert abort["Body"] == {
+        "run_id": "run",
+        "rank": 3,
+        "round": None,
+        "reason": "f" * 1024,
+        "missing": [3],
+        "by": "state machine",
+    }
+    # Somebody's earlier marker stands, and a bucket that refuses must not hide the failure.
+    for name in ("MarkRelaunching", "WriteAbortMarker"):
+        assert [c["ErrorEquals"] for c in states[name]["Catch"]] == [["States.ALL"]]
+
+
+def test_the_cause_of_a_given_up_run_names_rank_reason_and_log(states: States, evaluate: Evaluate) -> None:
+    cause = evaluate(
+        states["GiveUp"]["Cause"], rank=3, attempt=2, failure="ValueError: rank 3: no", job_name="n-r3-a2"
+    )
+    assert cause == (
+        "rank 3 failed in attempt 3: ValueError: rank 3: no. Log: group /aws/sagemaker/TrainingJobs, "
+        f"stream n-r3-a2/algo-1-*. {REDRIVE_REFUSED}"
+    )
+    assert states["GiveUp"]["Error"] == "ReplicaFailed"
+
+
+def test_errors_not_worth_a_relaunch_are_those_the_trainer_says() -> None:
+    final = [kind.__name__ for kind, ending in failures.ENDINGS.items() if not ending.relaunch]
+    assert sorted(NOT_WORTH_A_RELAUNCH) == sorted(final)

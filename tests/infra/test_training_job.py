@@ -1,0 +1,158 @@
+"""The request that starts a replica, held against SageMaker's own model of it."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import botocore.session
+import pytest
+from botocore.validate import ParamValidator
+
+from infra.jsonata import jsonata
+from infra.training_job_state import JOB_NAME, JOB_PREFIX
+from trainer import layout
+from trainer.run_spec import RunSpec
+
+Evaluate = Callable[..., Any]
+States = dict[str, dict[str, Any]]
+
+# "TrainingJobName" of CreateTrainingJob, API reference.
+JOB_NAME_PATTERN = r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}"
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    service = botocore.session.get_session().get_service_model("sagemaker")
+    return service.operation_model("CreateTrainingJob").input_shape
+
+
+def _request(states: States, evaluate: Evaluate, **given: Any) -> dict[str, Any]:
+    spec = RunSpec.model_validate(
+        {name: given.pop(name) for name in list(given) if name in RunSpec.model_fields}
+    )
+    run = {"bucket": "bucket", "run_id": "run", "rank": 1, "job_name": "run-0123456789-r1-a0", **given}
+    found = evaluate(states["TrainReplica"]["Arguments"], parameters=spec.model_dump(), **run)
+    assert isinstance(found, dict)
+    return found
+
+
+def _check(value: Any, shape: Any, path: str = "") -> None:
+    """The lengths and bounds that botocore itself leaves to the service."""
+    if shape.type_name == "structure":
+        for name, member in value.items():
+            _check(member, shape.members[name], f"{path}.{name}")
+    elif shape.type_name == "list":
+        _size(len(value), shape, path)
+        for member in value:
+            _check(member, shape.member, f"{path}[]")
+    elif shape.type_name == "map":
+        _size(len(value), shape, path)
+        for name, member in value.items():
+            _check(name, shape.key, f"{path}.{name}")
+            _check(member, shape.value, f"{path}.{name}")
+    elif shape.type_name == "string":
+        _size(len(value), shape, path)
+        if pattern := shape.metadata.get("pattern"):
+            # Python's patterns don't know the Unicode classes of Java's.
+            plain = pattern.replace(r"\p{L}", "a-zA-Z").replace(r"\p{Z}", " ").replace(r"\p{N}", "0-9")
+            assert re.fullmatch(plain, value), f"{path}: {value}"
+        assert not shape.enum or value in shape.enum, f"{path}: {value}"
+    elif shape.type_name in ("integer", "long"):
+        _size(value, shape, path)
+
+
+def _size(size: int, shape: Any, path: str) -> None:
+    assert size >= shape.metadata.get("min", size), path
+    assert size <= shape.metadata.get("max", size), path
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"use_spot": True},
+        {"keep_alive_period_s": 3600},
+        {
+            "n_replicas": 40,
+            "max_relaunches": 10,
+            "dataset_uri": "s3://" + "x" * 1019,
+            "model_name": "m" * 200,
+        },
+        {
+            "bucket": "b" * 63,
+            "run_id": "r" * 80,
+            "rank": 39,
+            "job_name": "x" * 63,
+            "trainer_module": "m" * 200,
+            "trainer_fn": "f" * 100,
+        },
+    ],
+)
+def test_the_longest_legal_run_makes_a_legal_request(
+    given: dict[str, Any], states: States, evaluate: Evaluate, model: Any
+) -> None:
+    request = _request(states, evaluate, **given)
+    request["RoleArn"] = f"arn:aws:iam::{'0' * 12}:role/a-role"
+    report = ParamValidator().validate(request, model)
+    assert not report.has_errors(), report.generate_report()
+    _check(request, model)
+    # Tighter than the model: an argument's limit is in the API reference only, and a longer
+    # hyperparameter was refused before the limit rose.
+    for text in (
+        *request["AlgorithmSpecification"]["ContainerArguments"],
+        *request["HyperParameters"].values(),
+    ):
+        assert len(text) <= 256
+
+
+def test_a_replica_is_told_its_rank_and_its_run_twice(states: States, evaluate: Evaluate) -> None:
+    request = _request(states, evaluate)
+    uri = "s3://bucket/diloco-rdv/run/run.json"
+    algorithm = request["AlgorithmSpecification"]
+    assert algorithm["ContainerEntrypoint"] == ["python", "-m", "trainer.replica_entrypoint"]
+    assert algorithm["ContainerArguments"] == ["--run", uri, "--rank", "1"]
+    assert request["Environment"] == {"RUN_URI": uri, "REPLICA_RANK": "1", "WORLD_SIZE": "2"}
+    assert {m["Name"]: m["Regex"] for m in algorithm["MetricDefinitions"]} == {
+        name: layout.metric_pattern(name) for name in layout.METRICS
+    }
+
+
+def test_a_replica_is_one_instance_that_reaches_s3(states: States, evaluate: Evaluate) -> None:
+    request = _request(states, evaluate, instance_type="ml.g5.xlarge", volume_gb=100, max_runtime_s=600)
+    assert request["ResourceConfig"] == {
+        "InstanceCount": 1,
+        "InstanceType": "ml.g5.xlarge",
+        "VolumeSizeInGB": 100,
+    }
+    assert request["StoppingCondition"] == {"MaxRuntimeInSeconds": 600}
+    assert request["EnableNetworkIsolation"] is False
+    assert request["EnableManagedSpotTraining"] is False
+    assert request["OutputDataConfig"] == {"S3OutputPath": "s3://bucket/diloco-out/run/jobs"}
+
+
+def test_spot_and_warm_pools_are_asked_for_only_where_wanted(states: States, evaluate: Evaluate) -> None:
+    spot = _request(states, evaluate, use_spot=True, max_wait_s=100_000)
+    assert spot["EnableManagedSpotTraining"] is True
+    assert spot["StoppingCondition"] == {"MaxRuntimeInSeconds": 86_400, "MaxWaitTimeInSeconds": 100_000}
+    warm = _request(states, evaluate, keep_alive_period_s=60)
+    assert warm["ResourceConfig"]["KeepAlivePeriodInSeconds"] == 60
+
+
+def test_the_console_shows_every_run_parameter(states: States, evaluate: Evaluate) -> None:
+    shown = _request(states, evaluate, lr=0.01)["HyperParameters"]
+    assert shown.keys() == RunSpec.model_fields.keys()
+    assert [shown["lr"], shown["use_spot"], shown["n_replicas"]] == ["0.01", "false", "2"]
+
+
+@pytest.mark.parametrize("run_id", ["a", "x" * 80, "a.b_c-d", "a" + "." * 79, "2024-01-01_run.1"])
+def test_job_names_are_legal_and_differ_by_run_rank_and_attempt(run_id: str, evaluate: Evaluate) -> None:
+    names = set()
+    for execution in ("one", "two"):
+        prefix = evaluate(jsonata(JOB_PREFIX), run_id=run_id, context={"Execution": {"Id": execution}})
+        for rank in range(40):
+            for attempt in range(11):
+                name = evaluate(jsonata(JOB_NAME), job_prefix=prefix, rank=rank, attempt=attempt)
+                assert re.fullmatch(JOB_NAME_PATTERN, name)
+                assert name.endswith(f"-r{rank}-a{attempt}")
+                names.add(name)
+    assert len(names) == 2 * 40 * 11
