@@ -2,23 +2,35 @@
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 # The CPU build of torch; where that index can't be reached, the same version from your own index.
 TORCH := torch==2.13.0
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 LOCAL_BUCKET := diloco-local
+# The real text of the main job: the Python standard library's own source.
+STDLIB := $(PY) -c 'import sysconfig; print(sysconfig.get_path("stdlib"))'
+CDK := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION=1 node_modules/.bin/cdk
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run main-job test test-rules test-smoke lint format clean check-platform
+.PHONY: help setup run aws-job run-local local-job test test-rules test-smoke lint format clean check-platform
 
 help:  ## print this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-setup: check-platform $(VENV)/.ready  ## make .venv with everything in it
+setup: check-platform $(VENV)/.ready node_modules/.package-lock.json .venv-aws/.ready  ## install everything, below this folder
 
 $(VENV)/.ready: requirements.txt container/requirements.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --retries 1 --extra-index-url $(TORCH_INDEX) $(TORCH)
-	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(PIP) --no-deps --retries 1 --extra-index-url $(TORCH_INDEX) $(TORCH)
+	$(PIP) -r requirements.txt
+	touch $@
+
+node_modules/.package-lock.json: package-lock.json
+	npm ci --no-audit --no-fund --loglevel=error
+	touch $@
+
+.venv-aws/.ready: $(VENV)/.ready local_aws/requirements.txt
+	$(PY) -m local_aws setup
 	touch $@
 
 check-platform:
@@ -28,14 +40,27 @@ check-platform:
 	       "or, on Windows, in WSL2." >&2; exit 1;; esac
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "error: Python 3.11 or newer is needed; name one with make PYTHON=python3.11" >&2; exit 1; }
+	@command -v npm >/dev/null || { \
+	  echo "error: Node 20 or newer with npm is needed, for the CDK command line" >&2; exit 1; }
 
-run: setup  ## train 4 replicas on the standard library's source, through an S3 endpoint; results in .local/runs
-	$(PY) -m local_aws.s3_only --bucket $(LOCAL_BUCKET) -- $(MAKE) --no-print-directory main-job
+run: setup  ## deploy to an AWS embedded in this machine, train 4 replicas there; results in .local/runs
+	@$(PY) -m local_aws -- $(MAKE) --no-print-directory aws-job
 
-main-job:
-	@$(PY) -m runs upload-text "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')" \
-	  --store s3://$(LOCAL_BUCKET) --name stdlib
-	@$(PY) -m trainer.local runs/examples/stdlib.json --store s3://$(LOCAL_BUCKET)
+# What one does on AWS, too: bootstrap once, deploy, upload, start a run, look at what it leaves.
+aws-job: NAME := stdlib-$(shell date -u +%Y%m%d-%H%M%S)
+aws-job:
+	$(CDK) bootstrap
+	$(CDK) deploy --all --require-approval never --progress events
+	$(PY) -m runs upload-text "$$($(STDLIB))" --name stdlib
+	$(PY) -m runs start runs/examples/stdlib.json --name $(NAME) --follow
+	$(PY) -m runs download-model $(NAME)
+
+run-local: setup  ## the same run as plain processes, through an S3 endpoint and nothing else of AWS
+	@$(PY) -m local_aws.s3_only --bucket $(LOCAL_BUCKET) -- $(MAKE) --no-print-directory local-job
+
+local-job:
+	$(PY) -m runs upload-text "$$($(STDLIB))" --name stdlib --store s3://$(LOCAL_BUCKET)
+	$(PY) -m trainer.local runs/examples/stdlib.json --store s3://$(LOCAL_BUCKET)
 
 test: setup  ## run all tests
 	$(PY) -m pytest
@@ -46,14 +71,15 @@ test-rules: setup  ## break each rule of the rendezvous and see its test fail (t
 test-smoke: setup  ## two local replicas on a real bucket: AWS_SMOKE=1 make test-smoke BUCKET=name
 	BUCKET=$(BUCKET) $(PY) -m pytest tests/e2e/test_smoke_bucket.py
 
-lint: setup  ## check style and types
+lint: setup  ## check style, types, the stacks (cdk-nag, cfn-lint) and the state machine
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy trainer runs local_aws
+	$(VENV)/bin/mypy trainer runs local_aws infra app.py
+	$(PY) -m infra.lint
 
 format: setup  ## let ruff rewrite the code
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
 clean:  ## remove what setup and runs left behind
-	rm -rf $(VENV) .local .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-aws node_modules cdk.out .local .mypy_cache .ruff_cache .pytest_cache .hypothesis
