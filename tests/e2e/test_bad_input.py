@@ -51,7 +51,9 @@ def test_one_clear_error_stands_in_the_job_and_in_the_execution_and_nothing_is_r
 def test_a_data_set_in_a_bucket_that_is_not_the_run_s_is_denied(deployed: Deployed) -> None:
     deployed.client("s3").create_bucket(Bucket="somebody-elses")
     ended = deployed.execute("denied", {"n_replicas": 1, "dataset_uri": "s3://somebody-elses/text"})
-    denied = "AlgorithmError: AccessDenied: rank 0: dataset_uri s3://somebody-elses/text: reading was denied ("
+    denied = (
+        "AlgorithmError: AccessDenied: rank 0: dataset_uri s3://somebody-elses/text: reading was denied ("
+    )
     job = deployed.jobs(ended["executionArn"])["r0-a0"]
     assert job["FailureReason"].startswith(denied)
     assert "is not authorized to perform: s3:ListBucket" in job["FailureReason"]

@@ -97,8 +97,9 @@ def test_the_smoke_run_has_the_weights_of_the_same_run_without_aws(
     deployed: Deployed, smoke_run: Any, tmp_path: Path
 ) -> None:
     assert smoke_run.exit_code == 0, smoke_run.printed
-    local = [sys.executable, "-m", "trainer.local", ROOT / "runs/examples/smoke.json", "--run-id", "smoke"]
-    done = deployed.program(*local, "--store", (tmp_path / "store").as_uri(), "--out", tmp_path)
+    parameters, store = ROOT / "runs/examples/smoke.json", (tmp_path / "store").as_uri()
+    local = (sys.executable, "-m", "trainer.local", parameters, "--run-id", "smoke")
+    done = deployed.program(*local, "--store", store, "--out", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "smoke/report.json").read_text())
     for name in ("first_loss", "last_loss", "bigram_loss"):

@@ -20,8 +20,8 @@ def holds(deployed: Deployed, name: str, ranks: int = 2) -> list[dict[str, Any]]
     """Every rank's claim, once the first round is committed and all are held before the second."""
     keys = RunLayout(name)
     claims = [deployed.claim(name, rank) for rank in range(ranks)]
-    for rank in range(ranks):  # written after the round's outer step
-        deployed.wait_until(lambda rank=rank: deployed.keys(keys.event(0, rank)), f"{rank} ends its round")
+    events = [keys.event(0, rank) for rank in range(ranks)]  # written after the round's outer step
+    deployed.wait_until(lambda: all(map(deployed.keys, events)), f"every rank of {name} ends its round")
     return claims
 
 

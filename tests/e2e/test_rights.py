@@ -28,7 +28,12 @@ def run_name(action: str, on: str) -> str:
     [
         ("s3:GetObject", "diloco-rdv", ALONE, "GET {bucket}/diloco-rdv/{run}/run.json was denied: "),
         ("s3:PutObject", "diloco-rdv", ALONE, "PUT {bucket}/diloco-rdv/{run}/claims/rank_0000.0.json was"),
-        ("s3:PutObject", "diloco-data", ALONE, "PUT {bucket}/diloco-data/{run}/round_000000/rank_0000.c0.bin"),
+        (
+            "s3:PutObject",
+            "diloco-data",
+            ALONE,
+            "PUT {bucket}/diloco-data/{run}/round_000000/rank_0000.c0.bin",
+        ),
         ("s3:PutObject", "diloco-out", ALONE, "PUT {bucket}/diloco-out/{run}/model/weights.txt was denied: "),
         ("s3:ListBucket", "", ALONE, "LIST {bucket}/diloco-rdv/{run}/claims was denied: "),
         ("s3:GetObject", "diloco-in", ON_TEXT, "dataset_uri {bucket}/diloco-in/rights: reading was denied ("),
@@ -115,7 +120,9 @@ def test_what_only_steers_peers_may_be_denied_and_the_failure_is_still_the_repli
     with deployed.without(role, put, on="abort.json"), deployed.without(role, put, on="progress"):
         ended = deployed.execute("no-steering", given)
     assert (ended["status"], ended["error"]) == ("FAILED", "ReplicaFailed")
-    assert ended["cause"].startswith("rank 0 failed in attempt 2: AlgorithmError: RuntimeError: rank 0: out of")
+    assert ended["cause"].startswith(
+        "rank 0 failed in attempt 2: AlgorithmError: RuntimeError: rank 0: out of"
+    )
     assert deployed.keys(RunLayout("no-steering").abort) == []
 
 
@@ -124,7 +131,9 @@ def test_jobs_that_may_not_be_stopped_run_on_and_the_run_s_end_is_said(deployed:
         ended = deployed.execute("no-stop", {**TOY, "trainer_fn": "broken_rank_1", "max_relaunches": 0})
         arn = ended["executionArn"]
         assert deployed.job_statuses(arn) == {"r0-a0": "InProgress", "r1-a0": "Failed"}
-    assert ended["cause"].startswith("rank 1 failed in attempt 1: AlgorithmError: RuntimeError: rank 1: out of")
+    assert ended["cause"].startswith(
+        "rank 1 failed in attempt 1: AlgorithmError: RuntimeError: rank 1: out of"
+    )
     name = deployed.jobs(arn)["r0-a0"]["TrainingJobName"]
     deployed.client("sagemaker").stop_training_job(TrainingJobName=name)
     assert deployed.job_statuses(arn)["r0-a0"] == "Stopped"

@@ -24,8 +24,11 @@ def toy(
     before: Callable[[int], None] = lambda _: None,
     **run: Any,
 ) -> dict[str, Any]:
-    """Trains the toy through the public contract and nothing else; calls `before(step)`."""
-    model = Toy(seed=rank)
+    """Trains the toy through the public contract and nothing else; calls `before(step)`.
+
+    Without a seed of the run's each rank draws weights of its own, and whose are shared is chance.
+    """
+    model = Toy(seed=run["seed"] or rank)
     optimizer = adamw(model)
     with make_diloco_outer_loop(
         manager=manager,
