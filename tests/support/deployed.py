@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 import boto3
 
-from local_aws.settings import ACCOUNT, REGION, Settings
+from local_aws.settings import REGION, Settings
 from trainer.layout import RunLayout, job_hash
 
 T = TypeVar("T")
@@ -256,12 +255,3 @@ def _cut_statement(statement: dict[str, Any], action: str, on: str) -> list[dict
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
-
-
-def masked(text: str) -> str:
-    """Text without what differs from run to run: request ids and times."""
-    text = re.sub(r"(Request ID: )[^,)]*", r"\1#", text)
-    return re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27,}", "#", text)
-
-
-__all__ = ["ACCOUNT", "DEADLINE_S", "LOG_GROUP", "REGION", "ROOT", "TOY", "Deployed", "masked", "wait_until"]
