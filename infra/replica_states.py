@@ -28,10 +28,12 @@ MOST_REFUSALS: Final = 10  # of one job's creation by throttling: with back-off 
 
 # The Cause of a failed job is the JSON of DescribeTrainingJob, cut off when long; of a refused
 # request it is plain text. $parse throws on what isn't JSON, and a throw inside a Catch ends the
-# execution, whereas a pattern just finds nothing.
-_REASON: Final = (
-    r'$match($states.errorOutput.Cause, /"FailureReason": *"([^\\"]*(?:\\.[^\\"]*)*)"/).groups[0]'
-)
+# execution, whereas a pattern just finds nothing. This one finds a whole JSON string, which $parse takes.
+# \x5c is the backslash and \x2f the slash: JSONata looks for a pattern's end by counting brackets, and
+# leaves out those after a backslash.
+_PLAIN: Final = r'[^"\x5c\x00-\x1f]*'
+_JSON_STRING: Final = rf'{_PLAIN}(?:\x5c(?:["\x5c\x2fbfnrt]|u[0-9a-fA-F]{{4}}){_PLAIN})*'
+_REASON: Final = f'$match($states.errorOutput.Cause, /"FailureReason": *"({_JSON_STRING})"/).groups[0]'
 _STATUS: Final = r'$match($states.errorOutput.Cause, /"TrainingJobStatus": *"([A-Za-z]+)"/).groups[0]'
 _ERROR: Final = "$states.errorOutput.Error & ': ' & $substring($states.errorOutput.Cause, 0, 1024)"
 # What a new attempt would meet again, by the name at the beginning of the replica's failure text
@@ -117,7 +119,7 @@ def _ended(scope: Construct, *, failed: sfn.IChainable, lost: sfn.IChainable) ->
 def _failure() -> dict[str, str]:
     """Why a job failed, and whether another attempt may do better."""
     found = f"$reason := {_REASON}; $status := {_STATUS};"
-    unescaped = r"""$replace($replace($reason, '\\n', ' '), '\\"', '"')"""
+    unescaped = r"""$replace($parse('"' & $reason & '"'), /\s+/, ' ')"""
     return {
         "failure": jsonata(
             f"({found} $exists($reason) ? {unescaped} :"

@@ -105,7 +105,7 @@ def _record(scope: Construct, *, then: sfn.IChainable) -> sfn.IChainable:
         error="RunNotRecorded",
         cause=jsonata(
             "'run.json could not be written to bucket ' & $bucket & '; nothing was started: '"
-            f" & $substring($run_failure, 0, 2048) & ' {REDRIVE_REFUSED}'"
+            f" & $substring($run_failure, 0, 2048) & '. {REDRIVE_REFUSED}'"
         ),
     )
     write.add_catch(
@@ -140,7 +140,7 @@ def _fan_out(scope: Construct, *, image_uri: str, role_arn: str) -> sfn.IChainab
             "run_failure": jsonata(
                 f"$states.errorOutput.Error = '{REPLICA_FAILED}' ? $states.errorOutput.Cause :"
                 f" $states.errorOutput.Error & ': ' & $substring($states.errorOutput.Cause, 0, 4000)"
-                f" & ' {REDRIVE_REFUSED}'"
+                f" & '. {REDRIVE_REFUSED}'"
             )
         },
         outputs={"run_id": jsonata("$run_id")},

@@ -13,6 +13,7 @@ state machine is made, and so do we.
 import contextlib
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -52,6 +53,9 @@ _TIMES = (
     "Timestamp",
 )
 
+# What the name of an execution may be (StartExecution, Step Functions API reference).
+_EXECUTION_NAME = re.compile(r"""[^\s\x00-\x1f\x7f-\x9f<>{}\[\]?*"#%\\^|~`$&,;:/]{1,80}""")
+
 _log = logging.getLogger("local_aws.step_functions")
 
 
@@ -61,6 +65,7 @@ def install(sagemaker: SageMaker, settings: Settings) -> None:
 
     stepfunctions._SERVICE_DISPATCH[RESOURCE] = task
     _check_roles_of_new_machines(settings)
+    _check_new_executions()
     _let_succeed_have_output()
 
 
@@ -157,6 +162,28 @@ def _check_roles_of_new_machines(settings: Settings) -> None:
         return create(logical_id, props, stack_name)
 
     handlers["create"] = create_by_cloudformation
+
+
+def _check_new_executions() -> None:
+    """Refuse names that Step Functions refuses, and input that is no JSON: ministack runs it as `{}`."""
+    start = stepfunctions._start_execution
+
+    def start_if_valid(data: dict[str, Any]) -> Any:
+        name = data.get("name")
+        if name is not None and not _EXECUTION_NAME.fullmatch(name):
+            return error_response_json("InvalidName", f"Invalid Name: '{name}'", 400)
+        try:
+            json.loads(data.get("input", "{}"), parse_constant=_no_json)
+        except ValueError as error:
+            said = f"Invalid State Machine Execution Input: '{error}'"
+            return error_response_json("InvalidExecutionInput", said, 400)
+        return start(data)
+
+    stepfunctions._start_execution = start_if_valid
+
+
+def _no_json(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
 
 
 def _let_succeed_have_output() -> None:

@@ -126,7 +126,7 @@ def test_the_runs_cause_is_the_replicas(states: States, evaluate: Evaluate) -> N
     assert evaluate(states["ReplicaFailed"]["Cause"], **assigned) == failed["Cause"]
     other = evaluate(catcher["Assign"], error={"Error": "States.Runtime", "Cause": "x" * 40_000})
     assert len(evaluate(states["ReplicaFailed"]["Cause"], **other)) < 8000
-    assert other["run_failure"].endswith(REDRIVE_REFUSED)
+    assert other["run_failure"].endswith(f"x. {REDRIVE_REFUSED}")
 
 
 def test_every_cause_says_to_start_a_new_execution(states: States) -> None:

@@ -164,6 +164,19 @@ def test_a_port_in_use_is_one_clear_error(start: Any) -> None:
     )
 
 
+def test_a_port_can_be_used_again_at_once(start: Any) -> None:
+    """Connections of the server before linger in TIME_WAIT; its account and its jobs are gone."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    code = "import boto3; s3 = boto3.client('s3'); print(len(s3.list_buckets()['Buckets'])); "
+    for _ in range(2):
+        process = start(
+            "--port", str(port), "--", sys.executable, "-c", f"{code}s3.create_bucket(Bucket='left')"
+        )
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, out) == (0, "0\n"), err
+
+
 def test_quotas_can_be_set_and_are_enforced(account: Any, start: Any, tmp_path: Path) -> None:
     quotas = tmp_path / "quotas.json"
     quotas.write_text('{"ml.m5.xlarge for training job usage": 1}')

@@ -243,6 +243,28 @@ def test_succeed_has_its_output(account: Any, states_role: str) -> None:
     assert (ended["status"], json.loads(ended["output"])) == ("SUCCEEDED", {"sum": 2})
 
 
+@pytest.mark.parametrize("text", ["smoke", "{", "", '{"a": NaN}'])
+def test_input_that_is_no_json_starts_nothing(account: Any, states_role: str, text: str) -> None:
+    machine, states = (
+        account.machine(states_role, {"Done": {"Type": "Succeed"}}),
+        account.client("stepfunctions"),
+    )
+    with pytest.raises(states.exceptions.InvalidExecutionInput):
+        states.start_execution(stateMachineArn=machine, input=text)
+    assert states.list_executions(stateMachineArn=machine)["executions"] == []
+
+
+@pytest.mark.parametrize("name", ["a b", "a/b", "a:b", 'a"', "a\\b", "a*", "x" * 81, "a\u0085"])
+def test_a_name_that_no_execution_may_have_is_refused(account: Any, states_role: str, name: str) -> None:
+    machine, states = (
+        account.machine(states_role, {"Done": {"Type": "Succeed"}}),
+        account.client("stepfunctions"),
+    )
+    with pytest.raises(states.exceptions.InvalidName):
+        states.start_execution(stateMachineArn=machine, name=name)
+    states.start_execution(stateMachineArn=machine, name="a+b_c.d@e-\u00fc")
+
+
 def _then(task: dict[str, Any], following: str) -> dict[str, Any]:
     return {**{k: v for k, v in task.items() if k != "End"}, "Next": following}
 

@@ -132,7 +132,9 @@ class _Handler(BaseHTTPRequestHandler):
         return self.end_headers()
 
     def _key(self) -> str:
-        return unquote(urlsplit(self.path).path).split("/", 2)[2]  # path style: /bucket/key
+        """Path style: /bucket/key. A listing is of the bucket, and has no key."""
+        parts = unquote(urlsplit(self.path).path).split("/", 2)
+        return parts[2] if len(parts) > 2 else ""
 
     def _answer(self, status: int, body: bytes, **headers: str) -> None:
         self.send_response(status)

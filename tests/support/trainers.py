@@ -1,5 +1,7 @@
 """Trainer functions of somebody else's, as run parameters may name them."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,19 @@ not_a_function = 3
 
 
 def toy(
-    *, manager: ObjectStoreManager, rank: int, world_size: int, model_dir: Path, **run: Any
+    *,
+    manager: ObjectStoreManager,
+    rank: int,
+    world_size: int,
+    model_dir: Path,
+    before: Callable[[int], None] = lambda _: None,
+    **run: Any,
 ) -> dict[str, Any]:
-    """Trains the toy through the public contract and nothing else."""
-    model = Toy(seed=rank)
+    """Trains the toy through the public contract and nothing else; calls `before(step)`.
+
+    Without a seed of the run's each rank draws weights of its own, and whose are shared is chance.
+    """
+    model = Toy(seed=run["seed"] or rank)
     optimizer = adamw(model)
     with make_diloco_outer_loop(
         manager=manager,
@@ -29,6 +40,7 @@ def toy(
     ) as loop:
         for step in range(loop.rounds * run["sync_every"], run["total_steps"]):
             manager.check_stop()
+            before(step)
             optimizer.zero_grad()
             loss(model, rank, step).backward()
             optimizer.step()
@@ -65,3 +77,24 @@ def slow_rank_3(*, manager: ObjectStoreManager, rank: int, **run: Any) -> Any:
         while True:
             manager.check_stop()
     return toy(manager=manager, rank=rank, **run)
+
+
+def held(*, manager: ObjectStoreManager, rank: int, **run: Any) -> Any:
+    """As `toy`, but no rank begins the second round before somebody puts `go` into the run's output."""
+    go = f"{manager.log.keys.output_prefix}/go"
+
+    def hold(step: int) -> None:
+        while step == run["sync_every"] and manager.log.store.find(go) is None:
+            manager.check_stop()
+            time.sleep(0.05)
+
+    return toy(manager=manager, rank=rank, before=hold, **run)
+
+
+def broken_rank_1(*, manager: ObjectStoreManager, rank: int, **_: Any) -> None:
+    """Rank 1 fails; the others train on until they are asked to stop."""
+    if rank == 1:
+        broken()
+    while True:
+        manager.check_stop()
+        time.sleep(0.05)

@@ -31,6 +31,13 @@ from trainer.rendezvous.errors import AbsentObject, AccessDenied, DamagedObject,
 
 Store = S3Store | LocalStore | MemoryStore
 Buffer = bytes | bytearray | memoryview
+# What an identity needs to be allowed. S3 asks for the same right to look at an object as to read it.
+_ACTIONS: Final = {
+    "GET": "s3:GetObject",
+    "HEAD": "s3:GetObject",
+    "PUT": "s3:PutObject",
+    "LIST": "s3:ListBucket",
+}
 
 PART_BYTES: Final = 16 * 2**20  # one request of a large object; 10,000 parts (S3) reach 156 GiB
 REQUEST_TIMEOUT_S: Final = 120  # obstore's default of 30 s is short for a part on a slow link
@@ -156,9 +163,10 @@ class ObjectStore:
             if verb == "PUT":  # a put needs no object, so what is missing is the bucket
                 raise AbsentObject(f"{address}: the bucket or folder does not exist ({reason})") from error
             raise AbsentObject(f"{address}: no such object") from error
-        if isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError):
+        denied = isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError)
+        if denied or "status code: 403" in reason:  # of a LIST, obstore reports nothing but the text
             raise AccessDenied(
-                f"{verb} {address} was denied: allow this identity the s3 action on that prefix ({reason})"
+                f"{verb} {address} was denied: allow this identity {_ACTIONS[verb]} on that prefix ({reason})"
             ) from error
         raise StoreFailed(f"{verb} {address} failed: {reason}") from error
 

@@ -118,7 +118,7 @@ def test_a_lost_answer_does_not_make_a_rivals_bytes_ours(faulty: Faulty) -> None
 def test_a_denied_create_fails_at_once(faulty: Faulty) -> None:
     server, store = faulty
     server.faults.append(Fault("PUT", "k", fault_s3.DENIED))
-    with pytest.raises(AccessDenied, match=r"PUT s3://bucket/k was denied: allow this identity"):
+    with pytest.raises(AccessDenied, match=r"PUT s3://bucket/k was denied: allow this identity s3:PutObject"):
         store.create("k", b"mine")
     assert server.requests == [("PUT", "k")]
 
@@ -135,8 +135,18 @@ def test_a_failing_read_is_not_taken_for_absence(faulty: Faulty) -> None:
     server.faults += [Fault("GET", "k", fault_s3.REFUSED_503), Fault("GET", "denied", fault_s3.DENIED)]
     with pytest.raises(StoreFailed, match="GET s3://bucket/k failed"):
         store.find("k")
-    with pytest.raises(AccessDenied, match="GET s3://bucket/denied was denied"):
+    with pytest.raises(AccessDenied, match="GET s3://bucket/denied was denied: .* s3:GetObject on"):
         store.find("denied")
+
+
+def test_a_denied_listing_is_no_failing_store(faulty: Faulty) -> None:
+    """A relaunch would be denied as well."""
+    server, store = faulty
+    server.faults.append(Fault("GET", "", fault_s3.DENIED, times=2))
+    for listing in (store.names, store.keys):
+        with pytest.raises(AccessDenied, match="LIST s3://bucket/a was denied: .* s3:ListBucket on"):
+            listing("a")
+    assert server.all_fired()
 
 
 def test_a_missing_bucket_is_named(s3_bucket: str) -> None:
