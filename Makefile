@@ -6,13 +6,15 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 # The CPU build of torch; where that index can't be reached, the same version from your own index.
 TORCH := torch==2.13.0
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
+# What torch itself needs (its metadata). The lock leaves torch out, since a base image may bring its own.
+TORCH_NEEDS := filelock fsspec jinja2 networkx setuptools>=77.0.3 sympy typing-extensions
 LOCAL_BUCKET := diloco-local
 # The real text of the main job: the Python standard library's own source.
 STDLIB := $(PY) -c 'import sysconfig; print(sysconfig.get_path("stdlib"))'
 CDK := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION=1 node_modules/.bin/cdk
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run aws-job run-local local-job test test-rules test-smoke lint format clean check-platform
+.PHONY: help setup run aws-job run-local local-job test test-rules test-smoke lint lock format clean check-platform
 
 help:  ## print this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -61,6 +63,14 @@ run-local: setup  ## the same run as plain processes, through an S3 endpoint and
 local-job:
 	$(PY) -m runs upload-text "$$($(STDLIB))" --name stdlib --store s3://$(LOCAL_BUCKET)
 	$(PY) -m trainer.local runs/examples/stdlib.json --store s3://$(LOCAL_BUCKET)
+
+lock: setup  ## pin what the image installs, each file by its hash: container/requirements.lock
+	mkdir -p .local
+	printf '%s\n' '$(TORCH_NEEDS)' | tr ' ' '\n' > .local/torch-needs.txt
+	echo torch > .local/without-torch.txt
+	$(VENV)/bin/uv pip compile --quiet --universal --generate-hashes --only-binary :all: --no-annotate \
+	  --python-version 3.11 --custom-compile-command 'make lock' --excludes .local/without-torch.txt \
+	  --output-file container/requirements.lock container/requirements.txt .local/torch-needs.txt
 
 test: setup  ## run all tests
 	$(PY) -m pytest
