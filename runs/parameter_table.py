@@ -3,6 +3,7 @@
 python -m runs.parameter_table
 """
 
+from pathlib import Path
 from typing import Final
 
 from trainer.run_spec import RULES, RunSpec, bounds
@@ -28,5 +29,12 @@ def _escaped(text: str) -> str:
     return f"{text.replace(' matching ', ', matching `')}`" if " matching " in text else text
 
 
+def main(readme: Path = Path("README.md")) -> None:
+    """Write the table into the README, between its markers."""
+    text = readme.read_text()
+    before, after = text[: text.index(BEGIN)], text[text.index(END) + len(END) :]
+    readme.write_text(before + table() + after)
+
+
 if __name__ == "__main__":
-    print(table())
+    main()

@@ -12,7 +12,7 @@ README = (ROOT / "README.md").read_text()
 
 def test_the_table_of_run_parameters_is_run_specs() -> None:
     written = README[README.index(BEGIN) : README.index(END) + len(END)]
-    assert written == table(), "paste the output of `python -m runs.parameter_table` into README.md"
+    assert written == table(), "run `python -m runs.parameter_table`"
 
 
 def test_links_lead_somewhere() -> None:
