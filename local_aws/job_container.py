@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Final
 
 from local_aws.guard import Guard
-from local_aws.job_folder import CONTAINER_BASE
+from local_aws.job_folder import CONTAINER_BASE, JobFailed
 
 _PODMAN: Final = "podman"  # whichever the PATH has
 LABEL: Final = "local_aws.job"
 START_TIMEOUT_S: Final = 60.0  # until the command runs: under a second on an idle machine
 LOOK_S: Final = 0.01
+ENGINE_FAILED: Final = 125  # podman-run(1), "Exit status": the fault was podman's, not the command's
+KILLED: Final = 128 + signal.SIGKILL
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,17 @@ class JobContainer:
         on_line: Callable[[str], None],
     ) -> None:
         """Raises OSError where podman cannot be started."""
-        self._name = name
+        # Job names are unique in an account; containers of several accounts lie side by side.
+        self._name = f"{name}-{os.getpid()}"
         self._guard = guard
+        self._limited = podman.memory is not None
+        self._killed = False
+        self._last_line = ""
         self.out_of_memory = False
-        pid_file = base.parent / f".{name}.pid"
+        # Not removed before the end: podman's monitor reads it after the runtime has written it.
+        self._pid_file = base.parent / f".{name}.pid"
         command = [
-            *(_PODMAN, "run", "--name", name, "--label", LABEL, "--pidfile", str(pid_file)),
+            *(_PODMAN, "run", "--name", self._name, "--label", LABEL, "--pidfile", str(self._pid_file)),
             *podman.options(),
             *("--volume", f"{base}:{CONTAINER_BASE}"),
             *(part for name_, value in env.items() for part in ("--env", f"{name_}={value}")),
@@ -76,8 +83,7 @@ class JobContainer:
         )
         self._reader = threading.Thread(target=self._read, args=(on_line,), daemon=True)
         self._reader.start()
-        self._init = self._wait_for_init(pid_file)
-        pid_file.unlink(missing_ok=True)
+        self._init = self._wait_for_init()
         try:
             for pgid in self._groups():
                 guard.watch(pgid)
@@ -86,14 +92,21 @@ class JobContainer:
             raise
 
     def wait(self) -> int:
-        """The exit status of the command, as podman has it: 128 and more for a signal."""
+        """The exit status of the command, as podman has it: 128 and more for a signal.
+
+        Raises JobFailed where podman itself failed, e.g. because the image has been removed.
+        """
         code = self._process.wait()
         self._reader.join()
         for pgid in self._groups():
             self._guard.forget(pgid)
-        shown = _podman("inspect", "--format", "{{.State.OOMKilled}}", self._name)
-        self.out_of_memory = shown.strip() == "true"
+        # podman's monitor misses the kernel's message at times (conmon 2.1 with control groups of version 1
+        # always), so its own State.OOMKilled says little. Where there is a limit, nobody else kills PID 1.
+        self.out_of_memory = self._limited and not self._killed and code == KILLED
         _podman("rm", "--force", self._name)
+        self._pid_file.unlink(missing_ok=True)
+        if code == ENGINE_FAILED:
+            raise JobFailed(f"InternalServerError: podman could not run the job: {self._last_line}")
         return code
 
     def terminate(self) -> None:
@@ -101,6 +114,7 @@ class JobContainer:
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
+        self._killed = True
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
@@ -114,11 +128,11 @@ class JobContainer:
         # A container's first process leads a session of its own (runc calls setsid for it).
         return [self._process.pid, *([self._init] if self._init is not None else [])]
 
-    def _wait_for_init(self, pid_file: Path) -> int | None:
+    def _wait_for_init(self) -> int | None:
         """PID 1's number on this machine; None if the command could not be started or has ended."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
-            if pid_file.exists() and (text := pid_file.read_text().strip()):
+            if self._pid_file.exists() and (text := self._pid_file.read_text().strip()):
                 return int(text)
             if self._process.poll() is not None:
                 return None
@@ -130,7 +144,8 @@ class JobContainer:
         assert self._process.stdout is not None
         with self._process.stdout as output:
             for line in output:
-                on_line(line.decode("utf-8", "replace").rstrip("\n"))
+                self._last_line = line.decode("utf-8", "replace").rstrip("\n")
+                on_line(self._last_line)
 
 
 def remove_leftovers() -> None:

@@ -21,8 +21,6 @@ from tests.local_aws.test_training_job import *  # noqa: F403
 del test_a_killed_job_names_the_signal  # noqa: F821
 del test_a_job_that_ignores_sigterm_is_killed_after_the_grace_with_its_children  # noqa: F821
 
-JOB_MEMORY = "64m"
-
 
 @pytest.fixture(scope="session")
 def account(image: str, tmp_path_factory: pytest.TempPathFactory, summary: list[str]) -> Iterator[Account]:
@@ -33,7 +31,6 @@ def account(image: str, tmp_path_factory: pytest.TempPathFactory, summary: list[
         state_dir=state_dir,
         stop_grace_s=STOP_GRACE_S,
         image=image,
-        job_memory=JOB_MEMORY,
     ) as server:
         yield Account(server.settings)
     summary.append("training jobs of the embedded AWS in containers")
@@ -68,15 +65,6 @@ def test_a_job_that_ignores_sigterm_ends_with_its_children(account: Any, job_rol
     account.client("sagemaker").stop_training_job(TrainingJobName=name)
     assert account.ended_job(name)["TrainingJobStatus"] == "Stopped"
     assert processes_inside("612") == []
-
-
-def test_a_job_out_of_memory_is_told_to_take_a_larger_instance(account: Any, job_role: str) -> None:  # noqa: F811
-    """Through the state machine's own words: what a person reads is the execution's Cause."""
-    job = account.run_job(account.python_job(job_role, "x = bytearray(500_000_000)"))
-    assert job["FailureReason"] == (
-        "ClientError: Please use an instance type with more memory, or reduce the size of job data processed "
-        "on an instance, exit code: 137"
-    )
 
 
 def test_a_job_sees_its_container_and_not_this_machine(account: Any, job_role: str) -> None:  # noqa: F811

@@ -61,14 +61,14 @@ def definition(templates: dict[str, dict[str, Any]]) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def states(definition: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Every state by name, those inside Maps too."""
-    return _all_states(definition)
+    return all_states(definition)
 
 
-def _all_states(part: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def all_states(part: dict[str, Any]) -> dict[str, dict[str, Any]]:
     found = dict(part["States"])
     for state in part["States"].values():
         if "ItemProcessor" in state:
-            inner = _all_states(state["ItemProcessor"])
+            inner = all_states(state["ItemProcessor"])
             assert not inner.keys() & found.keys()
             found |= inner
     return found

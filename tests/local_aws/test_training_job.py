@@ -13,7 +13,7 @@ def test_a_job_that_exits_0_is_completed_and_its_model_is_in_s3(account: Any, jo
     code = "open(base + '/model/weights', 'w').write('w')"
     job = account.run_job(account.python_job(job_role, code))
 
-    assert (job["TrainingJobStatus"], job["SecondaryStatus"]) == ("Completed", "Completed")
+    assert (job["TrainingJobStatus"], job["SecondaryStatus"]) == ("Completed", "Completed"), job
     key = f"out/{job['TrainingJobName']}/output/model.tar.gz"
     assert job["ModelArtifacts"]["S3ModelArtifacts"] == f"s3://{account.bucket}/{key}"
     archive = account.client("s3").get_object(Bucket=account.bucket, Key=key)["Body"].read()

@@ -131,9 +131,13 @@ def test_a_package_named_as_ours_is_refused(tmp_path: Path) -> None:
         put_on_path((tmp_path / "code").as_uri(), tmp_path / "ml")
 
 
-@pytest.mark.parametrize("uri", ["/absolute", "s3://bucket", "http://host/x", "a b", "a\nb", "s3:/b/k", "k" * 901])
+@pytest.mark.parametrize(
+    "uri", ["/absolute", "s3://bucket", "http://host/x", "a b", "a\nb", "s3:/b/k", "k" * 901]
+)
 def test_what_no_place_takes_is_refused_before_anything_starts(uri: str) -> None:
-    with pytest.raises(InvalidRunParameters, match="source_uri: must be a string of 0 to 900 characters that is"):
+    with pytest.raises(
+        InvalidRunParameters, match="source_uri: must be a string of 0 to 900 characters that is"
+    ):
         parse({"source_uri": uri})
 
 
