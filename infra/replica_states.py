@@ -37,7 +37,9 @@ _ERROR: Final = "$states.errorOutput.Error & ': ' & $substring($states.errorOutp
 # A container that was killed had no time to say why (128 and SIGKILL's 9), and a person may not know that
 # this is how the kernel deals with one that has no memory left.
 _WAS_KILLED: Final = "$contains($reason, /exit code: 137/)"
-KILLED_HINT: Final = " (killed, most likely for want of memory: take a larger instance_type, or a smaller batch_size or seq_len)"
+KILLED_HINT: Final = (
+    " (killed, most likely out of memory: take a larger instance_type, or a smaller batch_size)"
+)
 # What a new attempt would meet again, by the name at the beginning of the replica's failure text
 # (trainer/failures.py, which a test holds this against; importing it would import the trainer).
 NOT_WORTH_A_RELAUNCH: Final = (

@@ -36,8 +36,8 @@ def put_on_path(uri: str, base: Path) -> None:
         folder = _unpack(uri, folder / uri.rsplit("/", 1)[-1], _empty(base / "source" / "unpacked"))
     if (folder / OUR_PACKAGE).is_dir() or (folder / f"{OUR_PACKAGE}.py").is_file():
         raise BadTrainer(
-            f"source_uri {uri}: has a module `{OUR_PACKAGE}`, as this program has, and only one can be imported: "
-            "give yours another name"
+            f"source_uri {uri}: has a module `{OUR_PACKAGE}`, as this program has, and only one can be "
+            "imported: give yours another name"
         )
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()

@@ -18,8 +18,6 @@ from tests.container.engine import CACHE, ROOT, build, podman
 BASE: Final = "localhost/stand-in-base"
 TRAINER: Final = "localhost/diloco-trainer:tested"
 PACKAGES: Final = "python3,python3-pip,python-is-python3,ca-certificates"
-REVISION: Final = "0123abc"
-LABELS: Final = {"SOURCE": "https://example.com/source", "REVISION": REVISION, "VERSION": "tested"}
 
 _DOCKERFILE: Final = """\
 FROM scratch
@@ -49,13 +47,13 @@ def base() -> str:
     return name
 
 
-def trainer(**arguments: str) -> str:
+def trainer() -> str:
     """The trainer's image by the Dockerfile as it stands; layers that nothing changed are kept."""
     build(
         ROOT / "container" / "Dockerfile",
         tag=TRAINER,
         context=ROOT,
-        arguments={"BASE_IMAGE": base(), **LABELS, **arguments},
+        arguments={"BASE_IMAGE": base()},
     )
     return TRAINER
 

@@ -29,7 +29,9 @@ def train(**parameters):
 def machine(account: Account, replica_role: str, machine_role: str) -> str:
     """The state machine that `cdk deploy` makes, in `account`, its references filled in."""
     (definition,) = definitions(synthesise()["runs"]).values()
-    placeholder = all_states(definition)["TrainReplica"]["Arguments"].partition('"RoleArn": "')[2].partition('"')[0]
+    placeholder = (
+        all_states(definition)["TrainReplica"]["Arguments"].partition('"RoleArn": "')[2].partition('"')[0]
+    )
     assert placeholder.startswith(f"arn:aws:iam::{ACCOUNT}:role/")
     text = json.dumps(definition).replace(placeholder, replica_role)
     # The image's own name stays: it is in no registry of the account, and taken on trust.
