@@ -12,7 +12,7 @@ from typing import Any, Final
 from infra.jsonata import as_expression, jsonata
 from infra.run_objects import run_file
 from trainer import layout
-from trainer.run_spec import SOURCE_ARCHIVE
+from trainer.run_spec import BUILT_IN_CODE, SOURCE_ARCHIVE
 
 # SageMaker: TrainingJobName, letters, digits and hyphens, unique in an account and region for ever.
 JOB_NAME_CHARACTERS: Final = 63
@@ -49,15 +49,18 @@ def train_replica(*, image_uri: str, role_arn: str) -> dict[str, Any]:
         "Type": "Task",
         "Comment": "One replica: a training job on one instance, until it ends",
         "Resource": "arn:aws:states:::sagemaker:createTrainingJob.sync",
-        # Merged, because a training job without a channel has no InputDataConfig, not an empty one.
-        "Arguments": jsonata(
-            f"$merge([{as_expression(_request(image_uri=image_uri, role_arn=role_arn))},"
-            f" $parameters.source_uri = '' ? {{}} : {as_expression({'InputDataConfig': [_code_channel()]})}])"
-        ),
+        "Arguments": _arguments(image_uri=image_uri, role_arn=role_arn),
         # Of the description of a job, which is long, only this is of use.
         "Assign": {"job_status": jsonata("$states.result.TrainingJobStatus")},
         "Output": {"rank": jsonata("$rank")},
     }
+
+
+def _arguments(*, image_uri: str, role_arn: str) -> str:
+    """One expression: a job without a channel has no InputDataConfig, which an object can't say."""
+    always = as_expression(_request(image_uri=image_uri, role_arn=role_arn))
+    channel = as_expression({"InputDataConfig": [_code_channel()]})
+    return jsonata(f"$merge([{always}, $parameters.source_uri = '{BUILT_IN_CODE}' ? {{}} : {channel}])")
 
 
 def _code_channel() -> dict[str, Any]:

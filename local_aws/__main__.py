@@ -11,7 +11,7 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from local_aws import environment, job_container
+from local_aws import environment
 from local_aws.settings import STOP_GRACE_S, Settings
 from local_aws.supervisor import ServerFailed, running
 
@@ -84,7 +84,8 @@ def _check_runtime(options: argparse.Namespace) -> None:
     if not options.image:
         raise ServerFailed("--runtime podman needs --image: the trainer image, built as docs/image.md says")
     try:
-        if not job_container.image_exists(options.image):
+        look = ["podman", "image", "exists", options.image]
+        if subprocess.run(look, capture_output=True, check=False).returncode != 0:
             raise ServerFailed(f"podman has no image {options.image}: build it as docs/image.md says")
     except FileNotFoundError as error:
         raise ServerFailed("podman is not installed, and --runtime podman runs jobs with it") from error

@@ -153,12 +153,6 @@ def remove_leftovers() -> None:
     _podman("container", "prune", "--force", "--filter", f"label={LABEL}", "--filter", "until=1h")
 
 
-def image_exists(image: str) -> bool:
-    """Whether podman has `image`. Raises OSError where podman isn't installed."""
-    found = subprocess.run([_PODMAN, "image", "exists", image], capture_output=True, check=False)
-    return found.returncode == 0
-
-
 def _podman(*arguments: str) -> str:
     """What podman prints; nothing where it fails, since the container may be gone."""
     return subprocess.run([_PODMAN, *arguments], capture_output=True, text=True, check=False).stdout

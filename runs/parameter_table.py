@@ -16,8 +16,7 @@ def table() -> str:
     """Markdown between the two markers: a row a field, then the rules across fields."""
     lines = [BEGIN, "", "| parameter | default | what it is | what it may be |", "|---|---|---|---|"]
     for name, field in RunSpec.model_fields.items():
-        value = str(field.default).lower() if isinstance(field.default, bool) else field.default
-        default = f"`{value}`" if value != "" else "empty"
+        default = f"`{str(field.default).lower() if isinstance(field.default, bool) else field.default}`"
         lines.append(f"| `{name}` | {default} | {field.description} | {_escaped(bounds(name))} |")
     lines += ["", "And across parameters:", ""]
     for rule in RULES:

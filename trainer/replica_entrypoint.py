@@ -42,7 +42,7 @@ from trainer.rendezvous.progress import ProgressReporter
 from trainer.rendezvous.run_log import RunLog
 from trainer.rendezvous.waiting import Standing, WaitBounds
 from trainer.run_file import Run, read_run
-from trainer.run_spec import BUILT_IN_DATA, InvalidRunParameters
+from trainer.run_spec import BUILT_IN_CODE, BUILT_IN_DATA, InvalidRunParameters
 from trainer.source_code import put_on_path
 
 log = logging.getLogger("replica")
@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None, environ: Mapping[str, str] = os.environ)
 
 def _run_replica(run: Run, rank: int, base: Path, stop: threading.Event, *, job: str) -> None:
     spec, run_log = run.spec, RunLog(run.store, run.run_id)
-    if spec.source_uri:
+    if spec.source_uri != BUILT_IN_CODE:
         put_on_path(_address(run, spec.source_uri), base)
     train = _trainer_function(spec.trainer_module, spec.trainer_fn)
     claim = run_log.take_claim(rank, job=job, pid=os.getpid())

@@ -69,11 +69,15 @@ def outside(tmp_path: Path, **parameters: Any) -> dict[str, Any]:
 def test_two_replicas_end_with_the_weights_of_the_same_run_outside(
     start: Start, bucket: Bucket, tmp_path: Path, summary: list[str]
 ) -> None:
-    """Read-only root: a replica writes below /opt/ml and, as torch does on import, to /tmp."""
+    """Read-only root: a replica writes below /opt/ml and, as torch does on import, to /tmp.
+
+    Rank 0 is root, as in SageMaker; rank 1 a user without rights and without a name, as elsewhere.
+    """
     run = bucket.run("pair")
+    read_only = ["--read-only", "--read-only-tmpfs=false", "--tmpfs", "/tmp"]
     ranks = [
-        start(run, rank, options=["--read-only", "--read-only-tmpfs=false", "--tmpfs", "/tmp"])
-        for rank in range(2)
+        start(run, 0, options=read_only),
+        start(run, 1, options=[*read_only, "--user", "1234:1234", "--cap-drop", "all"], owner=1234),
     ]
     for container in ranks:
         code, output = container.end()
@@ -104,34 +108,28 @@ def test_sigterm_reaches_python_as_pid_1(start: Start, bucket: Bucket) -> None:
     assert run.store.find(RunLayout("stopped").result(0)) is None
 
 
-def test_a_failure_leaves_its_reason_and_its_exit_code(start: Start, bucket: Bucket) -> None:
-    container = start(bucket.run("no-data", n_replicas=1, dataset_uri="diloco-in/absent"))
-    code, output = container.end()
-    assert code == 11, output
-    assert container.failure().startswith("BadDataSet: rank 0: ")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([], "InvalidRunParameters: --run: is missing, and so is the environment's RUN_URI; --rank: must be"),
-        (["--run", "s3://b/run.json", "--rank", "0"], "InvalidRunParameters: rank 0: --run: must be the URI"),
-        (["--unknown"], "InvalidRunParameters: arguments: unrecognized arguments: --unknown"),
-    ],
-)
-def test_wrong_arguments_end_in_words(start: Start, arguments: list[str], said: str) -> None:
-    container = start(arguments=arguments)
-    assert container.end()[0] == 10
-    assert container.failure().startswith(said)
-
-
-def test_a_replica_runs_as_a_user_nobody_knows(start: Start, bucket: Bucket) -> None:
-    """SageMaker runs containers as root; elsewhere they often may not be, and have no name either."""
-    container = start(
-        bucket.run("unknown", n_replicas=1), options=["--user", "1234:1234", "--cap-drop", "all"], owner=1234
-    )
-    code, output = container.end()
-    assert code == 0, output
+def test_failures_leave_their_reasons_and_exit_codes(start: Start, bucket: Bucket) -> None:
+    """All at once: what takes time is importing torch."""
+    absent = f"s3://{bucket.name}/diloco-rdv/never-started/run.json"
+    expected = [
+        (
+            ["--run", absent, "--rank", "0"],
+            18,
+            f"AbsentObject: rank 0: {absent} does not exist: the run never",
+        ),
+        (
+            [],
+            10,
+            "InvalidRunParameters: --run: is missing, and so is the environment's RUN_URI; --rank: must",
+        ),
+        (["--run", "s3://b/run.json", "--rank", "0"], 10, "InvalidRunParameters: rank 0: --run: must be the"),
+        (["--unknown"], 10, "InvalidRunParameters: arguments: unrecognized arguments: --unknown"),
+    ]
+    started = [start(rank=rank, arguments=row[0]) for rank, row in enumerate(expected)]
+    for container, (arguments, code, said) in zip(started, expected, strict=True):
+        ended, output = container.end()
+        assert ended == code, output
+        assert container.failure().startswith(said), arguments
 
 
 def test_the_network_has_the_endpoint_and_nothing_else(start: Start, bucket: Bucket) -> None:

@@ -132,17 +132,17 @@ def test_a_package_named_as_ours_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "uri", ["/absolute", "s3://bucket", "http://host/x", "a b", "a\nb", "s3:/b/k", "k" * 901]
+    "uri", ["", "/absolute", "s3://bucket", "http://host/x", "a b", "a\nb", "s3:/b/k", "k" * 901]
 )
 def test_what_no_place_takes_is_refused_before_anything_starts(uri: str) -> None:
     with pytest.raises(
-        InvalidRunParameters, match="source_uri: must be a string of 0 to 900 characters that is"
+        InvalidRunParameters, match="source_uri: must be a string of 1 to 900 characters as s3"
     ):
         parse({"source_uri": uri})
 
 
 @pytest.mark.parametrize(
-    "uri", ["", "diloco-in/mine", "diloco-in/mine/", "s3://bucket/mine.tar.gz", "file:///home/me/mine"]
+    "uri", ["builtin", "diloco-in/mine", "diloco-in/mine/", "s3://bucket/mine.tar.gz", "file:///home/me/mine"]
 )
 def test_every_place_that_code_may_lie_in_is_accepted(uri: str) -> None:
     assert parse({"source_uri": uri}).source_uri == uri
