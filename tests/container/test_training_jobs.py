@@ -7,6 +7,8 @@ PID 1 of a container is killed from outside only, and what it started ends with 
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 
 from local_aws import environment
 from local_aws.supervisor import running
+from tests.container.engine import ROOT, podman
 from tests.local_aws.conftest import STOP_GRACE_S, Account, job_role, states_role  # noqa: F401
 from tests.local_aws.test_training_job import *  # noqa: F403
 
@@ -83,5 +86,25 @@ def test_a_job_sees_its_container_and_not_this_machine(account: Any, job_role: s
 
 def test_no_container_is_left(account: Any, job_role: str) -> None:  # noqa: F811
     account.run_job(account.job_request(job_role, "true"))
-    listed = os.popen("podman ps --all --quiet --filter label=local_aws.job").read()  # noqa: S605
-    assert listed == ""
+    assert podman("ps", "--all", "--quiet", "--filter", "label=local_aws.job") == ""
+
+
+def test_jobs_end_with_a_server_that_is_killed(image: str, tmp_path: Path) -> None:
+    """Its guard knows PID 1 of each container."""
+    with running(venv=environment.DEFAULT_VENV, state_dir=tmp_path, image=image) as server:
+        account = Account(server.settings)
+        role = account.job_role(account.allow("logs:*"))
+        account.start_job(account.job_request(role, "sleep", "613"))
+        account.wait_until(lambda: processes_inside("613"), "the container runs")
+        server.process.kill()
+        account.wait_until(lambda: not processes_inside("613"), "the container ends")
+
+
+@pytest.mark.parametrize(("name", "code", "said"), [("", 7, ""), ("-gone", 1, "podman has no image")])
+def test_the_command_line_takes_an_image(image: str, name: str, code: int, said: str) -> None:
+    command = [sys.executable, "-m", "local_aws", "--runtime", "podman", "--image", f"{image}{name}"]
+    done = subprocess.run(
+        [*command, "--", "sh", "-c", "exit 7"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
