@@ -26,6 +26,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     os.environ.update(engine.environ())
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         del os.environ[name]
+    # What a session that was killed has left: the storage is these tests' own.
+    engine.podman("rm", "--all", "--force")
 
 
 @pytest.fixture(scope="session")
