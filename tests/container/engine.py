@@ -75,7 +75,8 @@ def build(dockerfile: Path, *, tag: str, context: Path, arguments: dict[str, str
     options = [
         part for name, value in (arguments or {}).items() for part in ("--build-arg", f"{name}={value}")
     ]
-    fixed = ["--layers", "--format", "docker", "--file", str(dockerfile), "--tag", tag]
+    # Forced: what a failed build leaves would stay mounted in the cache.
+    fixed = ["--layers", "--force-rm", "--format", "docker", "--file", str(dockerfile), "--tag", tag]
     return buildah("build", *fixed, *mount, *options, str(context))
 
 

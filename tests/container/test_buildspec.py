@@ -19,7 +19,7 @@ TOOLS: Final = {
     "docker": """case "$1" in
       login) test "$(cat)" = password ;;
       manifest) test -e "$PUSHED" ;;
-      build) shift; buildah build --layers --format docker $WHEELS "$@" ;;
+      build) shift; buildah build --layers --force-rm --format docker $WHEELS "$@" ;;
       push) buildah inspect --type image --format '{{.FromImageDigest}}' "$2" > "$PUSHED" ;;
       *) echo "no docker $1 here" >&2; exit 1 ;;
     esac""",
