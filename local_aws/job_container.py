@@ -100,8 +100,8 @@ class JobContainer:
         self._reader.join()
         for pgid in self._groups():
             self._guard.forget(pgid)
-        # podman's monitor misses the kernel's message at times (conmon 2.1 with control groups of version 1
-        # always), so its own State.OOMKilled says little. Where there is a limit, nobody else kills PID 1.
+        # podman's own State.OOMKilled stays false with conmon 2.1 and control groups of version 1. Where
+        # there is a limit, though, nobody but the kernel and this class kills PID 1.
         self.out_of_memory = self._limited and not self._killed and code == KILLED
         _podman("rm", "--force", self._name)
         self._pid_file.unlink(missing_ok=True)
