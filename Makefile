@@ -6,13 +6,15 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 # The CPU build of torch; where that index can't be reached, the same version from your own index.
 TORCH := torch==2.13.0
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
+# What torch itself needs (its metadata). The lock leaves torch out, since a base image may bring its own.
+TORCH_NEEDS := filelock fsspec jinja2 networkx setuptools>=77.0.3 sympy typing-extensions
 LOCAL_BUCKET := diloco-local
 # The real text of the main job: the Python standard library's own source.
 STDLIB := $(PY) -c 'import sysconfig; print(sysconfig.get_path("stdlib"))'
 CDK := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION=1 node_modules/.bin/cdk
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run aws-job run-local local-job test test-rules test-smoke lint format clean check-platform
+.PHONY: help setup run aws-job run-local local-job test test-container test-rules test-smoke lint lock format clean check-platform
 
 help:  ## print this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -62,8 +64,19 @@ local-job:
 	$(PY) -m runs upload-text "$$($(STDLIB))" --name stdlib --store s3://$(LOCAL_BUCKET)
 	$(PY) -m trainer.local runs/examples/stdlib.json --store s3://$(LOCAL_BUCKET)
 
+lock: setup  ## pin what the image installs, each file by its hash: container/requirements.lock
+	mkdir -p .local
+	printf '%s\n' '$(TORCH_NEEDS)' | tr ' ' '\n' > .local/torch-needs.txt
+	echo torch > .local/without-torch.txt
+	$(VENV)/bin/uv pip compile --quiet --universal --generate-hashes --only-binary :all: --no-annotate \
+	  --python-version 3.11 --custom-compile-command 'make lock' --excludes .local/without-torch.txt \
+	  --output-file container/requirements.lock container/requirements.txt .local/torch-needs.txt
+
 test: setup  ## run all tests
 	$(PY) -m pytest
+
+test-container: setup  ## build the image and run it as SageMaker does (root; buildah, podman)
+	$(PY) -m pytest tests/container
 
 test-rules: setup  ## break each rule of the rendezvous and see its test fail (two minutes)
 	$(PY) -m tests.broken_rules
@@ -71,10 +84,11 @@ test-rules: setup  ## break each rule of the rendezvous and see its test fail (t
 test-smoke: setup  ## two local replicas on a real bucket: AWS_SMOKE=1 make test-smoke BUCKET=name
 	BUCKET=$(BUCKET) $(PY) -m pytest tests/e2e/test_smoke_bucket.py
 
-lint: setup  ## check style, types, the stacks (cdk-nag, cfn-lint) and the state machine
+lint: setup  ## check style, types, the Dockerfile, the stacks (cdk-nag, cfn-lint) and the state machine
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy trainer runs local_aws infra app.py
+	$(VENV)/bin/hadolint container/Dockerfile
 	$(PY) -m infra.lint
 
 format: setup  ## let ruff rewrite the code
@@ -82,4 +96,4 @@ format: setup  ## let ruff rewrite the code
 	$(VENV)/bin/ruff format .
 
 clean:  ## remove what setup and runs left behind
-	rm -rf $(VENV) .venv-aws node_modules cdk.out .local .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-aws node_modules cdk.out .local .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis

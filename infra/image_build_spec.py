@@ -18,6 +18,8 @@ _BUILD: Final = """\
     echo "already there: $ImageUri"
   else
     docker build --platform linux/amd64 --build-arg BASE_IMAGE="$BaseImage" \\
+      --label org.opencontainers.image.source="${CODEBUILD_SOURCE_REPO_URL:-unknown}" \\
+      --label org.opencontainers.image.revision="${ImageUri##*:}" \\
       --file container/Dockerfile --tag "$ImageUri" .
     docker push "$ImageUri"
   fi

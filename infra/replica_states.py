@@ -36,6 +36,12 @@ _JSON_STRING: Final = rf'{_PLAIN}(?:\x5c(?:["\x5c\x2fbfnrt]|u[0-9a-fA-F]{{4}}){_
 _REASON: Final = f'$match($states.errorOutput.Cause, /"FailureReason": *"({_JSON_STRING})"/).groups[0]'
 _STATUS: Final = r'$match($states.errorOutput.Cause, /"TrainingJobStatus": *"([A-Za-z]+)"/).groups[0]'
 _ERROR: Final = "$states.errorOutput.Error & ': ' & $substring($states.errorOutput.Cause, 0, 1024)"
+# A container that was killed had no time to say why (128 and SIGKILL's 9), and a person may not know that
+# this is how the kernel deals with one that has no memory left.
+_WAS_KILLED: Final = "$contains($reason, /exit code: 137/)"
+KILLED_HINT: Final = (
+    " (killed, most likely out of memory: take a larger instance_type, or a smaller batch_size)"
+)
 # What a new attempt would meet again, by the name at the beginning of the replica's failure text
 # (trainer/failures.py, which a test holds this against; importing it would import the trainer).
 NOT_WORTH_A_RELAUNCH: Final = (
@@ -122,7 +128,7 @@ def _failure() -> dict[str, str]:
     unescaped = r"""$replace($parse('"' & $reason & '"'), /\s+/, ' ')"""
     return {
         "failure": jsonata(
-            f"({found} $exists($reason) ? {unescaped} :"
+            f"({found} $exists($reason) ? {unescaped} & ({_WAS_KILLED} ? '{KILLED_HINT}' : '') :"
             f" $exists($status) ? 'its training job ended as ' & $status : {_ERROR})"
         ),
         "repeatable": jsonata(

@@ -47,8 +47,8 @@ class TrainerImage(Construct):
             self,
             "Context",
             path=str(root),
-            # Everything out, the two folders back in, then what Python leaves in them out again.
-            exclude=["*", "!trainer", "!container", "**/__pycache__", "**/*.pyc"],
+            # The same file that a build on a laptop goes by.
+            exclude=(ROOT / ".dockerignore").read_text().split(),
             ignore_mode=IgnoreMode.DOCKER,
         )
         self.uri = repository.repository_uri_for_tag(content_tag(context.asset_hash, base_image))

@@ -9,9 +9,10 @@ Variables it reads: `bucket`, `run_id` and `parameters` of the run; `rank`, `att
 
 from typing import Any, Final
 
-from infra.jsonata import jsonata
+from infra.jsonata import as_expression, jsonata
 from infra.run_objects import run_file
 from trainer import layout
+from trainer.run_spec import BUILT_IN_CODE, SOURCE_ARCHIVE
 
 # SageMaker: TrainingJobName, letters, digits and hyphens, unique in an account and region for ever.
 JOB_NAME_CHARACTERS: Final = 63
@@ -48,10 +49,38 @@ def train_replica(*, image_uri: str, role_arn: str) -> dict[str, Any]:
         "Type": "Task",
         "Comment": "One replica: a training job on one instance, until it ends",
         "Resource": "arn:aws:states:::sagemaker:createTrainingJob.sync",
-        "Arguments": _request(image_uri=image_uri, role_arn=role_arn),
+        "Arguments": _arguments(image_uri=image_uri, role_arn=role_arn),
         # Of the description of a job, which is long, only this is of use.
         "Assign": {"job_status": jsonata("$states.result.TrainingJobStatus")},
         "Output": {"rank": jsonata("$rank")},
+    }
+
+
+def _arguments(*, image_uri: str, role_arn: str) -> str:
+    """One expression: a job without a channel has no InputDataConfig, which an object can't say."""
+    always = as_expression(_request(image_uri=image_uri, role_arn=role_arn))
+    channel = as_expression({"InputDataConfig": [_code_channel()]})
+    return jsonata(f"$merge([{always}, $parameters.source_uri = '{BUILT_IN_CODE}' ? {{}} : {channel}])")
+
+
+def _code_channel() -> dict[str, Any]:
+    """The user's own code, which SageMaker copies to /opt/ml/input/data/code before the container starts.
+
+    S3 knows no folders: `mine` would bring the files of `mine-too` along, `mine/` doesn't.
+    """
+    given = "$parameters.source_uri"
+    address = f"($contains({given}, /^[a-z0-9]+:/) ? {given} : 's3://' & $bucket & '/' & {given})"
+    archive = SOURCE_ARCHIVE.replace(".", r"\.")
+    is_whole = f"$contains({given}, /({archive}|\\/)$/)"
+    return {
+        "ChannelName": layout.CODE_CHANNEL,
+        "DataSource": {
+            "S3DataSource": {
+                "S3DataType": "S3Prefix",
+                "S3Uri": jsonata(f"{address} & ({is_whole} ? '' : '/')"),
+                "S3DataDistributionType": "FullyReplicated",
+            }
+        },
     }
 
 

@@ -3,6 +3,7 @@
     python -m local_aws                      # start it, print its `export` lines, run until Ctrl-C
     python -m local_aws -- cdk deploy --all  # start it, run one command against it, stop it
     python -m local_aws setup                # only make its own virtual environment (.venv-aws)
+    python -m local_aws --runtime podman --image IMAGE   # jobs run in this image, in containers
 
 The rest of the project knows it as an endpoint URL and nothing else. ministack, which emulates
 CloudFormation, IAM, S3, Step Functions, Lambda, ECR and Logs in one process, does most of the work;
@@ -11,8 +12,9 @@ what this project needs and ministack lacks is added to that process by the modu
     server.py          the process itself: installs the rest, serves, ends with its parent
     iam.py             who may do what: every call below asks it
     sagemaker_api.py   CreateTrainingJob and its siblings, over validation.py and training_job.py
-    training_job.py    the life of one job: a process (job_process.py) in a folder (job_folder.py), whose
-                       lines go to CloudWatch (job_logs.py) and whose image is looked up (job_image.py)
+    training_job.py    the life of one job: a process (job_process.py) or a container (job_container.py,
+                       endpoint_network.py) and its folder (job_folder.py); lines go to CloudWatch
+                       (job_logs.py), and the image is looked up (job_image.py)
     step_functions.py  createTrainingJob.sync, over the interpreter's branches (branches.py)
     aws_sdk_task.py    arn:aws:states:::aws-sdk:* tasks
     codebuild.py       builds that run their buildspec (build.py) with a stand-in for docker
@@ -23,7 +25,8 @@ what this project needs and ministack lacks is added to that process by the modu
 supervisor.py starts and ends that process from the project's own environment, environment.py makes the other
 one, and guard.py ends what a killed server leaves.
 
-What it is not: the image of a training job is looked up and not run (the job's command runs with the
-project's own Python), one instance a job, no network isolation, no limits on memory or disk, one account.
+What it is not: unless asked for podman, the image of a training job is looked up and not run (the job's
+command runs with the project's own Python), without network isolation or a limit on memory; one instance a
+job, no limit on disk, one account.
 State lives in memory and ends with the server.
 """

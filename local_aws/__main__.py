@@ -29,6 +29,7 @@ def main(arguments: Sequence[str]) -> int:
         if options.action == "setup":
             environment.ensure(options.venv)
             return 0
+        _check_runtime(options)
         return _serve(options, command)
     except (ServerFailed, environment.SetupFailed) as error:
         print(f"local_aws: {error}", file=sys.stderr)
@@ -63,7 +64,31 @@ def _parser() -> argparse.ArgumentParser:
         default=STOP_GRACE_S,
         help="from SIGTERM to SIGKILL of a stopped job; SageMaker's %(default)s by default",
     )
+    parser.add_argument(
+        "--runtime",
+        choices=["process", "podman"],
+        default="process",
+        help="what a job is: a process of the project's environment, or a container (default: %(default)s)",
+    )
+    parser.add_argument("--image", help="with --runtime podman: run for every job, whatever image it names")
+    parser.add_argument("--job-memory", help="with --runtime podman: most memory of a job, e.g. 4g")
     return parser
+
+
+def _check_runtime(options: argparse.Namespace) -> None:
+    """Raises ServerFailed where jobs could not run."""
+    if options.runtime == "process":
+        if options.image or options.job_memory:
+            raise ServerFailed("--image and --job-memory are for --runtime podman")
+        return
+    if not options.image:
+        raise ServerFailed("--runtime podman needs --image: the trainer image, built as docs/image.md says")
+    try:
+        look = ["podman", "image", "exists", options.image]
+        if subprocess.run(look, capture_output=True, check=False).returncode != 0:
+            raise ServerFailed(f"podman has no image {options.image}: build it as docs/image.md says")
+    except FileNotFoundError as error:
+        raise ServerFailed("podman is not installed, and --runtime podman runs jobs with it") from error
 
 
 def _serve(options: argparse.Namespace, command: list[str]) -> int:
@@ -86,6 +111,8 @@ def _serve(options: argparse.Namespace, command: list[str]) -> int:
         state_dir=options.state_dir,
         stop_grace_s=options.stop_grace_s,
         quotas_file=options.quotas,
+        image=options.image,
+        job_memory=options.job_memory,
     ) as server:
         if stop.is_set():
             return INTERRUPTED

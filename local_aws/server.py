@@ -16,8 +16,10 @@ import ministack.app
 from hypercorn.asyncio import serve  # type: ignore[import-not-found]
 from hypercorn.config import Config  # type: ignore[import-not-found]
 
-from local_aws import aws_sdk_task, branches, codebuild, refusals, step_functions
+from local_aws import aws_sdk_task, branches, codebuild, job_container, refusals, step_functions
+from local_aws.endpoint_network import EndpointNetwork
 from local_aws.guard import Guard
+from local_aws.job_container import Podman
 from local_aws.sagemaker_api import SageMaker
 from local_aws.service_quotas import Quotas
 from local_aws.settings import Settings
@@ -28,7 +30,7 @@ def main(settings: Settings, listener_fd: int) -> None:
     guard = Guard()
     guard.watch(os.getpid())  # our own group holds the processes that run Lambda functions
     quotas = Quotas(settings.quotas_file)
-    host = Host(settings, guard)
+    host = Host(settings, guard, _podman(settings))
     sagemaker = SageMaker(host, quotas)
     quotas.install()
     sagemaker.install()
@@ -50,6 +52,15 @@ def main(settings: Settings, listener_fd: int) -> None:
     config.bind = [f"fd://{listener_fd}"]
     config.keep_alive_timeout = 75
     asyncio.run(serve(ministack.app.app, config, shutdown_trigger=_never))
+
+
+def _podman(settings: Settings) -> Podman | None:
+    if settings.image is None:
+        return None
+    job_container.remove_leftovers()
+    # Only root can make a network of its own; anybody else's containers see this machine's.
+    network = f"ns:{EndpointNetwork(settings.port).path}" if os.geteuid() == 0 else "host"
+    return Podman(settings.image, network, settings.job_memory)
 
 
 async def _never() -> None:

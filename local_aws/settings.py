@@ -24,6 +24,8 @@ class Settings:
     secret_access_key: str
     stop_grace_s: float = STOP_GRACE_S
     quotas_file: str | None = None
+    image: str | None = None  # jobs run in it, by podman; in the project's own environment otherwise
+    job_memory: str | None = None  # of each such job, as podman's --memory takes it
 
     @property
     def endpoint_url(self) -> str:

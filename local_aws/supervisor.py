@@ -31,6 +31,8 @@ from local_aws.settings import ACCOUNT, REGION, STOP_GRACE_S, Settings
 START_TIMEOUT_S = 60.0  # about 1 s on an idle laptop; a loaded CI machine takes many times that
 STOP_TIMEOUT_S = 10.0  # the server only kills its jobs: nothing of the account outlives it
 
+PODMAN_ENV = ("CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF", "XDG_RUNTIME_DIR")
+
 _SUBFOLDERS = ("jobs", "builds", "tmp")  # of the state folder; each server makes them anew
 
 
@@ -58,6 +60,8 @@ def running(
     state_dir: Path | None = None,
     stop_grace_s: float = STOP_GRACE_S,
     quotas_file: Path | None = None,
+    image: str | None = None,
+    job_memory: str | None = None,
 ) -> Iterator[Server]:
     """An embedded AWS for the length of a `with`; `port` 0 takes a free one.
 
@@ -79,6 +83,8 @@ def running(
             secret_access_key=secrets.token_hex(20),
             stop_grace_s=stop_grace_s,
             quotas_file=str(quotas_file) if quotas_file else None,
+            image=image,
+            job_memory=job_memory,
         )
         server = _start(python, settings, listener)
         listener.close()
@@ -160,6 +166,8 @@ def _server_environment(settings: Settings) -> dict[str, str]:
         "MINISTACK_ACCOUNT_ID": ACCOUNT,
         "MINISTACK_REGION": REGION,
         "AWS_EC2_METADATA_DISABLED": "true",
+        # Where podman keeps its images, and how it runs: as in the shell that started this.
+        **{name: os.environ[name] for name in PODMAN_ENV if name in os.environ},
         "SFTP_ENABLED": "0",
         "IOT_MTLS_ENABLED": "0",
         **settings.client_environment(),

@@ -20,6 +20,7 @@ from typing import Any
 
 from local_aws.guard import Guard
 from local_aws.iam import Session
+from local_aws.job_container import JobContainer, Podman
 from local_aws.job_folder import FAILURE_CHARACTERS, JobFailed, JobFolder
 from local_aws.job_image import look_up
 from local_aws.job_logs import JobLogs
@@ -39,6 +40,12 @@ _STATUS_MESSAGES = {
     "MaxRuntimeExceeded": "Training job runtime exceeded MaxRuntimeInSeconds",
 }
 
+# SageMaker's words for a container that the kernel killed for its memory.
+OUT_OF_MEMORY = (
+    "ClientError: Please use an instance type with more memory, or reduce the size of job data processed on "
+    "an instance"
+)
+
 _log = logging.getLogger("local_aws.training_job")
 
 
@@ -48,6 +55,7 @@ class Host:
 
     settings: Settings
     guard: Guard
+    podman: Podman | None = None  # where jobs run in an image
 
 
 class TrainingJob:
@@ -64,7 +72,7 @@ class TrainingJob:
         self._folder = JobFolder(host.settings.jobs_folder / self.name, request)
         self._lock = threading.RLock()
         self._ended = threading.Event()
-        self._process: JobProcess | None = None
+        self._process: JobProcess | JobContainer | None = None
         self._stopped_as: str | None = None  # the secondary status it will end with
         self._details: dict[str, Any] = {}
         self._transitions: list[dict[str, Any]] = []
@@ -175,13 +183,7 @@ class TrainingJob:
             with self._lock:
                 if self._stopped_as:
                     return 0
-                self._process = JobProcess(
-                    self._argv(),
-                    cwd=self._folder.base / "code",
-                    env=self._environment(),
-                    guard=self._host.guard,
-                    on_line=logs.add,
-                )
+                self._process = self._start_process(logs)
         except OSError as error:
             logs.add(str(error))
             return 127  # what a container's runtime reports for a command that isn't there
@@ -191,29 +193,43 @@ class TrainingJob:
         timer.cancel()
         return code
 
-    def _argv(self) -> list[str]:
+    def _start_process(self, logs: JobLogs) -> JobProcess | JobContainer:
         algorithm = self.request["AlgorithmSpecification"]
-        entrypoint = list(algorithm["ContainerEntrypoint"])
-        if entrypoint[0] in ("python", "python3"):
-            entrypoint[0] = self._host.settings.job_python
-        return entrypoint + list(algorithm.get("ContainerArguments", []))
-
-    def _environment(self) -> dict[str, str]:
-        """Nothing of this machine's, but what the image would have set and what N jobs at once need."""
+        argv = [*algorithm["ContainerEntrypoint"], *algorithm.get("ContainerArguments", [])]
+        guard, base = self._host.guard, self._folder.base
+        if self._host.podman is not None:
+            return JobContainer(
+                self._host.podman,
+                argv,
+                name=self.name,
+                base=base,
+                env=self._environment(),
+                guard=guard,
+                on_line=logs.add,
+            )
         settings = self._host.settings
-        return {
+        if argv[0] in ("python", "python3"):
+            argv[0] = settings.job_python
+        of_the_image = {
             "PATH": f"{Path(settings.job_python).parent}:/usr/local/bin:/usr/bin:/bin",
-            "HOME": str(self._folder.base / "code"),
+            "HOME": str(base / "code"),
             "LANG": "C.UTF-8",
             "PYTHONPATH": settings.project_root,
             "PYTHONUNBUFFERED": "1",
+            "SAGEMAKER_BASE_DIR": str(base),
+        }
+        env = of_the_image | self._environment()
+        return JobProcess(argv, cwd=base / "code", env=env, guard=guard, on_line=logs.add)
+
+    def _environment(self) -> dict[str, str]:
+        """Nothing of this machine's, but what SageMaker sets and what N jobs at once need."""
+        return {
             # As many threads as cores in each of N jobs would leave a laptop with nothing but switching.
             "OMP_NUM_THREADS": "1",
             **self.request.get("Environment", {}),
             **self._session.environment(),
             "TRAINING_JOB_NAME": self.name,
             "TRAINING_JOB_ARN": self.arn,
-            "SAGEMAKER_BASE_DIR": str(self._folder.base),
         }
 
     def _algorithm_error(self, code: int) -> str:
@@ -223,6 +239,8 @@ class TrainingJob:
         else:
             ending = f", exit code: {code}"
         prefix = "AlgorithmError: "
+        if isinstance(self._process, JobContainer) and self._process.out_of_memory:
+            return f"{OUT_OF_MEMORY}{ending}"
         room = FAILURE_CHARACTERS - len(prefix) - len(ending)
         return f"{prefix}{self._folder.failure_text()[:room]}{ending}"
 

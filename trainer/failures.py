@@ -19,7 +19,7 @@ class BadDataSet(Exception):
 
 
 class BadTrainer(Exception):
-    """trainer_module or trainer_fn names nothing that can be called, or nothing that trains."""
+    """source_uri, trainer_module and trainer_fn name nothing that can be called, or nothing that trains."""
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ RUN_URI_ENV: Final = "RUN_URI"
 SAGEMAKER_BASE_ENV: Final = "SAGEMAKER_BASE_DIR"  # SageMaker's training toolkit uses this name too
 SAGEMAKER_JOB_ENV: Final = "TRAINING_JOB_NAME"  # set by SageMaker in every training container
 SAGEMAKER_BASE_DEFAULT: Final = "/opt/ml"
+CODE_CHANNEL: Final = "code"  # SageMaker copies source_uri to input/data/code
 
 # A run id is part of keys, of job names and of local folders.
 RUN_ID_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}"

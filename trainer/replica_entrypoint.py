@@ -6,6 +6,8 @@ The rank and the URI come from the arguments (SageMaker, local processes) or fro
 environment: REPLICA_RANK, else JOB_COMPLETION_INDEX (an Indexed Job of Kubernetes), and
 RUN_URI. Files go where SageMaker wants them: below /opt/ml, or SAGEMAKER_BASE_DIR.
 
+`source_uri` is on the path before `trainer_module` is imported (trainer/source_code.py).
+
 The contract with a trainer function `trainer_module:trainer_fn`, the default one or yours:
 
     fn(*, manager, rank, world_size, model_dir, **parameters) -> mapping
@@ -40,7 +42,8 @@ from trainer.rendezvous.progress import ProgressReporter
 from trainer.rendezvous.run_log import RunLog
 from trainer.rendezvous.waiting import Standing, WaitBounds
 from trainer.run_file import Run, read_run
-from trainer.run_spec import BUILT_IN_DATA, InvalidRunParameters
+from trainer.run_spec import BUILT_IN_CODE, BUILT_IN_DATA, InvalidRunParameters
+from trainer.source_code import put_on_path
 
 log = logging.getLogger("replica")
 
@@ -68,6 +71,8 @@ def main(argv: list[str] | None = None, environ: Mapping[str, str] = os.environ)
 
 def _run_replica(run: Run, rank: int, base: Path, stop: threading.Event, *, job: str) -> None:
     spec, run_log = run.spec, RunLog(run.store, run.run_id)
+    if spec.source_uri != BUILT_IN_CODE:
+        put_on_path(_address(run, spec.source_uri), base)
     train = _trainer_function(spec.trainer_module, spec.trainer_fn)
     claim = run_log.take_claim(rank, job=job, pid=os.getpid())
     log.info("event=claimed run=%s rank=%d claim=%d job=%s", run.run_id, rank, claim, job)
@@ -161,9 +166,13 @@ def _trainer_function(module_name: str, function_name: str) -> Callable[..., Map
 
 
 def _dataset_uri(run: Run) -> str:
-    """A data set named without a scheme lies in the run's own store: the same parameters work everywhere."""
     uri = run.spec.dataset_uri
-    return uri if uri == BUILT_IN_DATA or urlsplit(uri).scheme else run.store.address(uri)
+    return uri if uri == BUILT_IN_DATA else _address(run, uri)
+
+
+def _address(run: Run, uri: str) -> str:
+    """What is named without a scheme lies in the run's own store: the same parameters work everywhere."""
+    return uri if urlsplit(uri).scheme else run.store.address(uri)
 
 
 def _end(error: BaseException, rank: int | None, base: Path) -> int:

@@ -21,6 +21,12 @@ MAX_REPLICAS: Final = 40  # an inline Map starts 40 iterations at once (Step Fun
 MAX_RUNTIME_S: Final = 28 * 24 * 3600  # SageMaker: MaxRuntimeInSeconds is at most 28 days
 BUILT_IN_DATA: Final = "builtin"
 ONE_LINE: Final = r"^[^\x00-\x1f\x7f]+$"  # a hyperparameter of a training job is one line of text
+BUILT_IN_CODE: Final = "builtin"
+# s3://BUCKET/KEY, file:///FOLDER, or a key of the run's own bucket.
+SOURCE: Final = r"^(s3://[^/:\x00-\x20\x7f]+/|file:///)?[^/:\x00-\x20\x7f][^:\x00-\x20\x7f]*$"
+SOURCE_ARCHIVE: Final = ".tar.gz"  # a source_uri that ends so is an archive; any other is a folder
+# SageMaker's S3Uri holds 1,024 characters, and a bucket's name may come before this.
+SOURCE_CHARACTERS: Final = 900
 COMMENT: Final = "Comment"  # the console's habit; accepted on top of the fields and ignored
 
 
@@ -36,6 +42,11 @@ _KINDS: Final = {
     "number": "a number",
     "boolean": "true or false",
     "string": "a string",
+}
+
+_PATTERNS_IN_WORDS: Final = {
+    ONE_LINE: "on one line",
+    SOURCE: "as s3://BUCKET/KEY, file:///FOLDER or KEY",
 }
 
 Int = Annotated[int, BeforeValidator(_json_number)]
@@ -81,6 +92,11 @@ class RunSpec(BaseModel):
     )  # fmt: skip
 
     # What to train, on what
+    source_uri: str = Field(
+        BUILT_IN_CODE, pattern=SOURCE, min_length=1, max_length=SOURCE_CHARACTERS,
+        description="Your own trainer code, for trainer_module to be found in: a folder or a .tar.gz, as an "
+        "s3:// or file:// URI or a key of the run's own bucket. `builtin` is what the image has.",
+    )  # fmt: skip
     trainer_module: str = Field(
         "trainer.train", pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$", max_length=200,
         description="Module of the trainer function.",
@@ -232,10 +248,8 @@ def bounds(name: str) -> str:
         words.append(f"from {_shown(low)} to below {_shown(schema['exclusiveMaximum'])}")
     if "maxLength" in schema:
         words.append(f"of {schema.get('minLength', 1)} to {schema['maxLength']} characters")
-    if schema.get("pattern") == ONE_LINE:
-        words.append("on one line")
-    elif "pattern" in schema:
-        words.append(f"matching {schema['pattern']}")
+    if pattern := schema.get("pattern"):
+        words.append(_PATTERNS_IN_WORDS.get(pattern, f"matching {pattern}"))
     return " ".join(words)
 
 

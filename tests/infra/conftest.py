@@ -24,10 +24,13 @@ from infra.storage_stack import StorageStack
 ROOT = Path(__file__).parent.parent.parent
 
 
-def synthesise(root: Path = ROOT, **context: Any) -> dict[str, dict[str, Any]]:
-    """Both templates, by the end of the stack's name, as app.py makes them (nag apart)."""
+def synthesise(root: Path = ROOT, outdir: Path | None = None, **context: Any) -> dict[str, dict[str, Any]]:
+    """Both templates, by the end of the stack's name, as app.py makes them (nag apart).
+
+    Assets are staged in `outdir`, or in a temporary folder.
+    """
     flags = json.loads((ROOT / "cdk.json").read_text())["context"]
-    app = cdk.App(context={**flags, **context})
+    app = cdk.App(context={**flags, **context}, outdir=str(outdir) if outdir else None)
     settings = Settings.from_context(app.node)
     storage = StorageStack(app, "storage", settings=settings)
     RunsStack(
@@ -61,14 +64,14 @@ def definition(templates: dict[str, dict[str, Any]]) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def states(definition: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Every state by name, those inside Maps too."""
-    return _all_states(definition)
+    return all_states(definition)
 
 
-def _all_states(part: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def all_states(part: dict[str, Any]) -> dict[str, dict[str, Any]]:
     found = dict(part["States"])
     for state in part["States"].values():
         if "ItemProcessor" in state:
-            inner = _all_states(state["ItemProcessor"])
+            inner = all_states(state["ItemProcessor"])
             assert not inner.keys() & found.keys()
             found |= inner
     return found

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from infra.replica_states import NOT_WORTH_A_RELAUNCH, REDRIVE_REFUSED
+from infra.replica_states import KILLED_HINT, NOT_WORTH_A_RELAUNCH, REDRIVE_REFUSED
 from trainer import failures
 
 Evaluate = Callable[..., Any]
@@ -51,6 +51,14 @@ def test_a_failed_job_is_relaunched_unless_it_would_fail_alike(
     assert caught["next"] == "Relaunch?"
     shown = (reason or "its training job ended as Failed").replace("\n", " ")
     assert caught["failure"] == shown
+
+
+def test_a_killed_container_is_explained(states: States, evaluate: Evaluate) -> None:
+    """It had no time to say why, and 137 says nothing to most people."""
+    caught = _caught(states, evaluate, "States.TaskFailed", _failed_job("AlgorithmError: , exit code: 137"))
+    assert caught["failure"] == f"AlgorithmError: , exit code: 137{KILLED_HINT}"
+    assert caught["repeatable"] is True
+    assert "out of memory: take a larger instance_type" in KILLED_HINT
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,9 @@ def test_the_build_answers_cloudformation_whatever_happens(
     assert said.rstrip().endswith(str(EVENT["ResponseURL"]))
     if failing == "nothing" and not exists:
         assert (
-            "--platform linux/amd64 --build-arg BASE_IMAGE=base/image:1 --file container/Dockerfile" in said
+            "docker build --platform linux/amd64 --build-arg BASE_IMAGE=base/image:1 "
+            "--label org.opencontainers.image.source=unknown --label org.opencontainers.image.revision=tag "
+            "--file container/Dockerfile --tag registry.example/repo:tag ." in said
         )
         assert "--username AWS --password-stdin registry.example" in said
 

@@ -85,7 +85,9 @@ def _size(size: int, shape: Any, path: str) -> None:
             "job_name": "x" * 63,
             "trainer_module": "m" * 200,
             "trainer_fn": "f" * 100,
+            "source_uri": "k" * 900,
         },
+        {"source_uri": "s3://" + "b" * 63 + "/" + "k" * 831},
     ],
 )
 def test_the_longest_legal_run_makes_a_legal_request(
@@ -136,6 +138,37 @@ def test_spot_and_warm_pools_are_asked_for_only_where_wanted(states: States, eva
     assert spot["StoppingCondition"] == {"MaxRuntimeInSeconds": 86_400, "MaxWaitTimeInSeconds": 100_000}
     warm = _request(states, evaluate, keep_alive_period_s=60)
     assert warm["ResourceConfig"]["KeepAlivePeriodInSeconds"] == 60
+
+
+def test_a_run_without_code_of_its_own_has_no_channel(states: States, evaluate: Evaluate) -> None:
+    assert "InputDataConfig" not in _request(states, evaluate)
+
+
+@pytest.mark.parametrize(
+    ("given", "mounted"),
+    [
+        # A folder's prefix ends in a slash, or S3 would bring `mine-too` with `mine`.
+        ("diloco-in/mine", "s3://bucket/diloco-in/mine/"),
+        ("diloco-in/mine/", "s3://bucket/diloco-in/mine/"),
+        ("diloco-in/mine.tar.gz", "s3://bucket/diloco-in/mine.tar.gz"),
+        ("s3://other/mine", "s3://other/mine/"),
+        ("s3://other/mine.tar.gz", "s3://other/mine.tar.gz"),
+    ],
+)
+def test_the_users_own_code_is_the_channel_code(
+    given: str, mounted: str, states: States, evaluate: Evaluate
+) -> None:
+    (channel,) = _request(states, evaluate, source_uri=given)["InputDataConfig"]
+    assert channel == {
+        "ChannelName": "code",
+        "DataSource": {
+            "S3DataSource": {
+                "S3DataType": "S3Prefix",
+                "S3Uri": mounted,
+                "S3DataDistributionType": "FullyReplicated",
+            }
+        },
+    }
 
 
 def test_the_console_shows_every_run_parameter(states: States, evaluate: Evaluate) -> None:

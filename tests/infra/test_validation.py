@@ -39,6 +39,14 @@ ODD_TEXTS = [
     "\x00",
     "$",
     "{% 1 %}",
+    "s3://bucket",
+    "s3://bucket/key",
+    "file:///folder",
+    "/key",
+    "a key",
+    "a:key",
+    "k" * 900,
+    "k" * 901,
 ]
 ODD_NUMBERS = [0, -0.0, -1, 1.5, 1e-320, 1e308, -1e308, json.loads("1e400"), 10**400, -(10**30), 2**53 + 1]
 ODD_VALUES = [

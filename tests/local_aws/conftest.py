@@ -122,9 +122,12 @@ class Account:
         }
 
     def python_job(self, role: str, code: str, **changes: Any) -> dict[str, Any]:
-        """A request that runs Python code of several lines, which no argument may have (pattern `.*`)."""
+        """A request that runs Python code of several lines, which no argument may have (pattern `.*`).
+
+        `base` in it is the job's /opt/ml.
+        """
         environment = {"CODE": code, **changes.pop("Environment", {})}
-        run = "import os; exec(os.environ['CODE'])"
+        run = "import os; base = os.environ.get('SAGEMAKER_BASE_DIR', '/opt/ml'); exec(os.environ['CODE'])"
         return self.job_request(role, "python", "-c", run, Environment=environment, **changes)
 
     def start_job(self, request: dict[str, Any]) -> str:

@@ -177,6 +177,20 @@ def test_a_port_can_be_used_again_at_once(start: Any) -> None:
         assert (process.returncode, out) == (0, "0\n"), err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--image", "x"], "--image and --job-memory are for --runtime podman"),
+        (["--runtime", "podman"], "--runtime podman needs --image: the trainer image"),
+    ],
+)
+def test_a_runtime_that_can_not_be_is_one_clear_error(start: Any, arguments: list[str], said: str) -> None:
+    process = start(*arguments)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (1, "")
+    assert said in err
+
+
 def test_quotas_can_be_set_and_are_enforced(account: Any, start: Any, tmp_path: Path) -> None:
     quotas = tmp_path / "quotas.json"
     quotas.write_text('{"ml.m5.xlarge for training job usage": 1}')

@@ -123,7 +123,7 @@ def test_the_execution_role_must_trust_sagemaker_for_this_job(account: Any) -> N
 
 def test_a_role_that_may_not_write_its_output_fails_its_job(account: Any) -> None:
     role = account.job_role(account.allow("logs:*"))
-    code = "import os; open(os.environ['SAGEMAKER_BASE_DIR'] + '/model/m', 'w').write('x')"
+    code = "open(base + '/model/m', 'w').write('x')"
     job = account.run_job(account.python_job(role, code))
     assert job["TrainingJobStatus"] == "Failed"
     assert job["FailureReason"].startswith("ClientError: Artifact upload failed:")
@@ -133,10 +133,10 @@ def test_a_role_that_may_not_write_its_output_fails_its_job(account: Any) -> Non
 def test_the_job_itself_acts_as_its_role(account: Any) -> None:
     role = account.job_role(account.allow("s3:GetObject", on=f"arn:aws:s3:::{account.bucket}/*"))
     code = (
-        "import boto3, os, pathlib, sys\n"
+        "import boto3, pathlib, sys\n"
         f"try: boto3.client('s3').put_object(Bucket='{account.bucket}', Key='denied', Body=b'x')\n"
         "except Exception as error:\n"
-        "    pathlib.Path(os.environ['SAGEMAKER_BASE_DIR'], 'output/failure').write_text(str(error))\n"
+        "    pathlib.Path(base, 'output/failure').write_text(str(error))\n"
         "    sys.exit(1)"
     )
     job = account.run_job(account.python_job(role, code))

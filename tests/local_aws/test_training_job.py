@@ -10,10 +10,10 @@ from botocore.exceptions import ClientError
 
 
 def test_a_job_that_exits_0_is_completed_and_its_model_is_in_s3(account: Any, job_role: str) -> None:
-    code = "import os; open(os.environ['SAGEMAKER_BASE_DIR'] + '/model/weights', 'w').write('w')"
+    code = "open(base + '/model/weights', 'w').write('w')"
     job = account.run_job(account.python_job(job_role, code))
 
-    assert (job["TrainingJobStatus"], job["SecondaryStatus"]) == ("Completed", "Completed")
+    assert (job["TrainingJobStatus"], job["SecondaryStatus"]) == ("Completed", "Completed"), job
     key = f"out/{job['TrainingJobName']}/output/model.tar.gz"
     assert job["ModelArtifacts"]["S3ModelArtifacts"] == f"s3://{account.bucket}/{key}"
     archive = account.client("s3").get_object(Bucket=account.bucket, Key=key)["Body"].read()
@@ -32,7 +32,7 @@ def test_a_job_that_exits_0_is_completed_and_its_model_is_in_s3(account: Any, jo
 
 def test_output_without_compression_is_uploaded_file_by_file(account: Any, job_role: str) -> None:
     code = (
-        "import os, pathlib; base = pathlib.Path(os.environ['SAGEMAKER_BASE_DIR']);"
+        "import pathlib; base = pathlib.Path(base);"
         "(base / 'model/a').mkdir(); (base / 'model/a/b').write_text('x');"
         "(base / 'output/data/c').write_text('y')"
     )
@@ -48,7 +48,7 @@ def test_output_without_compression_is_uploaded_file_by_file(account: Any, job_r
 def test_a_job_finds_its_folders_configuration_and_channels(account: Any, job_role: str) -> None:
     account.client("s3").put_object(Bucket=account.bucket, Key="text/folder/a.txt", Body=b"hello")
     code = (
-        "import os, json, pathlib; base = pathlib.Path(os.environ['SAGEMAKER_BASE_DIR']);"
+        "import json, pathlib; base = pathlib.Path(base);"
         "read = lambda name: json.loads((base / 'input/config' / name).read_text());"
         "found = dict(hyperparameters=read('hyperparameters.json'), resources=read('resourceconfig.json'),"
         " inputs=read('inputdataconfig.json'), text=(base / 'input/data/train/folder/a.txt').read_text(),"
@@ -97,8 +97,7 @@ def test_a_channel_without_objects_fails_the_job(account: Any, job_role: str) ->
 
 def test_the_failure_file_is_the_reason_of_a_failed_job(account: Any, job_role: str) -> None:
     code = (
-        "import os, sys; path = os.environ['SAGEMAKER_BASE_DIR'] + '/output/failure';"
-        "open(path, 'w').write('rank 0: no data. ' + 'x' * 2000); sys.exit(3)"
+        "import sys; open(base + '/output/failure', 'w').write('rank 0: no data. ' + 'x' * 2000); sys.exit(3)"
     )
     job = account.run_job(account.python_job(job_role, code))
     assert (job["TrainingJobStatus"], job["SecondaryStatus"]) == ("Failed", "Failed")
@@ -126,7 +125,7 @@ def test_max_runtime_ends_a_job_as_stopped(account: Any, job_role: str) -> None:
 
 def test_a_stopped_job_gets_sigterm_and_keeps_what_it_saved(account: Any, job_role: str) -> None:
     code = (
-        "import os, signal, sys, threading; base = os.environ['SAGEMAKER_BASE_DIR']\n"
+        "import signal, sys, threading\n"
         "def save(*_): open(base + '/model/saved', 'w').write('x'); sys.exit(0)\n"
         "signal.signal(signal.SIGTERM, save); print('ready'); threading.Event().wait()"
     )

@@ -72,6 +72,13 @@ def test_a_trainer_function_of_somebody_elses_runs_by_the_contract(folder: Path)
     assert not (job.base(0) / "output" / "failure").exists()
 
 
+def test_a_trainer_of_the_users_own_lies_in_the_runs_store(folder: Path) -> None:
+    job = Job(folder, source_uri="diloco-in/mine", trainer_module="their_trainer")
+    job.store.put("diloco-in/mine/their_trainer.py", b"from tests.support.trainers import toy")
+    assert job.start() == 0
+    assert job.result()["last_loss"] == 1.25
+
+
 @pytest.mark.parametrize(
     "environ",
     [
