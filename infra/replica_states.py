@@ -1,9 +1,10 @@
 """What happens to one rank: start its job, relaunch it when it fails, give the run up at last.
 
 The states of one iteration of the run's Map. They read the variables of the run (`bucket`,
-`run_id`, `job_prefix`, `parameters`) and keep their own: `rank`, `attempt`, `refusals`,
-`job_name`, `job_status`, `failure`, `repeatable`. An iteration ends with the replica's result, or
-fails as ReplicaFailed; that fails the Map, and Step Functions stops the other iterations' jobs.
+`run_id`, `job_prefix`, `parameters`) and keep their own: `rank`, `instance_type`, `attempt`,
+`refusals`, `billable_s` of all attempts so far, `job_name`, `job_status`, `failure`,
+`repeatable`. An iteration ends with the replica's result, or fails as ReplicaFailed; that fails
+the Map, and Step Functions stops the other iterations' jobs.
 
 No Assign reads a variable that it sets as well: on AWS all its expressions see the old values, in
 an emulator the later ones may see the new.
@@ -18,7 +19,14 @@ from constructs import Construct
 from infra.jsonata import condition, jsonata
 from infra.replica_role import JOB_LOG_GROUP
 from infra.run_objects import read_result, write_abort_marker, write_progress
-from infra.training_job_state import CREATION_ERRORS, JOB_NAME, QUOTA_ERRORS, THROTTLED, train_replica
+from infra.training_job_state import (
+    CREATION_ERRORS,
+    JOB_NAME,
+    QUOTA_ERRORS,
+    THROTTLED,
+    instance_type_of,
+    train_replica,
+)
 
 REPLICA_FAILED: Final = "ReplicaFailed"
 # Redrive would resume at the failed step, where job names and the abort marker are taken.
@@ -33,6 +41,7 @@ _REASON: Final = (
     r'$match($states.errorOutput.Cause, /"FailureReason": *"([^\\"]*(?:\\.[^\\"]*)*)"/).groups[0]'
 )
 _STATUS: Final = r'$match($states.errorOutput.Cause, /"TrainingJobStatus": *"([A-Za-z]+)"/).groups[0]'
+_BILLABLE: Final = r'$match($states.errorOutput.Cause, /"BillableTimeInSeconds": *([0-9]+)/).groups[0]'
 _ERROR: Final = "$states.errorOutput.Error & ': ' & $substring($states.errorOutput.Cause, 0, 1024)"
 # What a new attempt would meet again, by the name at the beginning of the replica's failure text
 # (trainer/failures.py, which a test holds this against; importing it would import the trainer).
@@ -59,7 +68,13 @@ def replica_states(scope: Construct, *, image_uri: str, role_arn: str) -> sfn.IC
         scope,
         "Replica",
         comment="One rank; each time it is started is an attempt, numbered from 0",
-        assign={"rank": jsonata("$states.input.rank"), "attempt": 0, "refusals": 0},
+        assign={
+            "rank": jsonata("$states.input.rank"),
+            "instance_type": jsonata(instance_type_of("$states.input.rank")),
+            "attempt": 0,
+            "refusals": 0,
+            "billable_s": 0,
+        },
     )
     name_job = sfn.Pass.jsonata(
         scope,
@@ -127,6 +142,7 @@ def _failure() -> dict[str, str]:
             f"({found} $states.errorOutput.Error != 'States.TaskFailed' ? false :"
             f" $exists($reason) ? $not($contains($reason, {_FINAL})) : true)"
         ),
+        "billable_s": jsonata(f"($s := {_BILLABLE}; $exists($s) ? $billable_s + $number($s) : $billable_s)"),
     }
 
 

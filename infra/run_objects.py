@@ -118,7 +118,8 @@ def read_result() -> dict[str, Any]:
         "Arguments": {"Bucket": jsonata("$bucket"), "Key": jsonata(key(_LAYOUT.result(_RANK)))},
         "Output": jsonata(
             "($body := $states.result.Body; $result := $type($body) = 'string' ? $parse($body) : $body;"
-            " {'rank': $rank, 'status': 'Completed', 'attempts': $attempt + 1, 'job_name': $job_name, "
+            " {'rank': $rank, 'status': 'Completed', 'attempts': $attempt + 1, 'job_name': $job_name,"
+            " 'instance_type': $instance_type, 'billable_s': $billable_s, "
             f"{fields}"
             "})"
         ),

@@ -1,9 +1,10 @@
-"""A run from its input to its replicas: check the parameters, record them, fan out.
+"""A run from its input to its replicas: check parameters and quotas, record them, fan out.
 
 Variables of a run: `defaults`, `bucket`, then `problems`, then `run_id`, `parameters`,
-`job_prefix`, then `replicas`, the results, or `run_failure`. A Map's iterations see them but have
-names of their own, since an inner variable can't be called like an outer one (Step Functions guide,
-"Passing data between states with variables"). Every way to fail has an Error to search for.
+`job_prefix`, then those of quota_states.py, then `replicas`, the results, or `run_failure`. A
+Map's iterations see them but have names of their own, since an inner variable can't be called
+like an outer one (Step Functions guide, "Passing data between states with variables"). Every way
+to fail has an Error to search for.
 """
 
 from typing import Final
@@ -12,6 +13,7 @@ from aws_cdk import aws_stepfunctions as sfn
 from constructs import Construct
 
 from infra.jsonata import condition, jsonata
+from infra.quota_states import check_quotas
 from infra.replica_states import REDRIVE_REFUSED, REPLICA_FAILED, replica_states
 from infra.run_endings import CAUSE_CHARACTERS, compare_and_sum_up, stop_and_fail
 from infra.run_objects import write_run_file
@@ -39,7 +41,7 @@ def run_states(scope: Construct, *, bucket_name: str, image_uri: str, role_arn: 
         assign={"defaults": defaults(), "bucket": bucket_name},
     )
     fan_out = _fan_out(scope, image_uri=image_uri, role_arn=role_arn)
-    begin.next(_check(scope, then=_name(scope, then=_record(scope, then=fan_out))))
+    begin.next(_check(scope, then=_name(scope, then=check_quotas(scope, then=_record(scope, then=fan_out)))))
     return begin
 
 
@@ -58,7 +60,7 @@ def _check(scope: Construct, *, then: sfn.IChainable) -> sfn.IChainable:
         error="InvalidRunParameters",
         cause=jsonata(
             f"$substring($join([$problems.(name & ': ' & text)], '; '), 0, {CAUSE_CHARACTERS})"
-            " & '. Nothing was started: start a new execution.'"
+            f" & '. Nothing was started. {REDRIVE_REFUSED}'"
         ),
     )
     check.next(is_valid)
@@ -94,8 +96,7 @@ def _record(scope: Construct, *, then: sfn.IChainable) -> sfn.IChainable:
         comment="A run of this name exists, and its log can't be shared",
         error="RunNameTaken",
         cause=jsonata(
-            "'There is a run ' & $run_id & ' in this bucket already; nothing was started."
-            " Start a new execution under another name.'"
+            f"'There is a run ' & $run_id & ' in this bucket already; nothing was started. {REDRIVE_REFUSED}'"
         ),
     )
     refused = sfn.Fail.jsonata(

@@ -3,8 +3,8 @@
 A CustomState, because CDK's SageMakerCreateTrainingJob knows neither entry point, arguments, spot
 nor keep-alive, and writes JSONata expressions into an ARN of its policy.
 
-Variables it reads: `bucket`, `run_id` and `parameters` of the run; `rank`, `attempt` and
-`job_name` of the replica.
+Variables it reads: `bucket`, `run_id` and `parameters` of the run; `rank`, `attempt`,
+`job_name`, `instance_type` and `billable_s` of the replica.
 """
 
 from typing import Any, Final
@@ -42,6 +42,12 @@ CREATION_ERRORS: Final = (
 THROTTLED: Final = "/Throttl|Rate exceeded|TooManyRequests/"
 
 
+def instance_type_of(rank: str) -> str:
+    """JSONata for the instance type of a rank: the types are given to the ranks in turn."""
+    types = "$split($parameters.instance_type, ',')"
+    return f"($rank_ := {rank}; $types_ := {types}; $types_[$rank_ % $count($types_)])"
+
+
 def train_replica(*, image_uri: str, role_arn: str) -> dict[str, Any]:
     """The state, without what follows it."""
     return {
@@ -50,7 +56,13 @@ def train_replica(*, image_uri: str, role_arn: str) -> dict[str, Any]:
         "Resource": "arn:aws:states:::sagemaker:createTrainingJob.sync",
         "Arguments": _request(image_uri=image_uri, role_arn=role_arn),
         # Of the description of a job, which is long, only this is of use.
-        "Assign": {"job_status": jsonata("$states.result.TrainingJobStatus")},
+        "Assign": {
+            "job_status": jsonata("$states.result.TrainingJobStatus"),
+            "billable_s": jsonata(
+                "$billable_s + ($exists($states.result.BillableTimeInSeconds) ?"
+                " $states.result.BillableTimeInSeconds : 0)"
+            ),
+        },
         "Output": {"rank": jsonata("$rank")},
     }
 
@@ -82,7 +94,7 @@ def _request(*, image_uri: str, role_arn: str) -> dict[str, Any]:
         ),
         # One instance: several would join into one job with a network of its own.
         "ResourceConfig": jsonata(
-            "$merge([{'InstanceCount': 1, 'InstanceType': $parameters.instance_type,"
+            "$merge([{'InstanceCount': 1, 'InstanceType': $instance_type,"
             " 'VolumeSizeInGB': $parameters.volume_gb},"
             " $parameters.keep_alive_period_s > 0"
             " ? {'KeepAlivePeriodInSeconds': $parameters.keep_alive_period_s} : {}])"

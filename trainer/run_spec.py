@@ -59,8 +59,9 @@ class RunSpec(BaseModel):
 
     # The instance (SageMaker's CreateTrainingJob); a run on local processes reads none of these
     instance_type: str = Field(
-        "ml.m5.xlarge", pattern=r"^ml\.[a-z0-9-]+\.[a-z0-9-]+$", max_length=40,
-        description="SageMaker instance type of every replica.",
+        "ml.m5.xlarge", pattern=r"^ml\.[a-z0-9-]+\.[a-z0-9-]+(,ml\.[a-z0-9-]+\.[a-z0-9-]+)*$", max_length=800,
+        description="SageMaker instance type of every replica. Several, separated by commas, are given to "
+        "the ranks in turn; the slowest sets the pace of all.",
     )  # fmt: skip
     volume_gb: Int = Field(
         30, ge=1, le=16384, description="EBS volume of an instance, GiB: model, data and checkpoints."

@@ -216,6 +216,12 @@ def test_the_state_machine_may_run_replicas_and_steer_runs_and_no_more(templates
             ],
         },
         {
+            "Sid": "ReadQuotas",
+            "Effect": "Allow",
+            "Action": ["servicequotas:ListAWSDefaultServiceQuotas", "servicequotas:ListServiceQuotas"],
+            "Resource": ["*"],
+        },
+        {
             "Sid": "SteerRuns",
             "Effect": "Allow",
             "Action": ["s3:PutObject"],
@@ -242,6 +248,11 @@ def test_executions_are_logged_and_traced(templates: Templates) -> None:
     logging = machine["Properties"]["LoggingConfiguration"]
     assert [logging["Level"], logging["IncludeExecutionData"]] == ["ALL", True]
     assert machine["Properties"]["TracingConfiguration"] == {"Enabled": True}
+    (destination,) = logging["Destinations"]
+    (group_id, _) = destination["CloudWatchLogsLogGroup"]["LogGroupArn"]["Fn::GetAtt"]
+    group = templates["runs"]["Resources"][group_id]["Properties"]
+    # By any other name each state machine would add to a policy of the account that has an end.
+    assert group["LogGroupName"] == "/aws/vendedlogs/states/runs"
 
 
 def _crossing(templates: Templates) -> list[str]:
@@ -305,8 +316,14 @@ def test_nothing_has_a_physical_name(templates: Templates) -> None:
     naming = ("BucketName", "RepositoryName", "RoleName", "StateMachineName", "FunctionName", "LogGroupName")
     for template in templates.values():
         for resource in template["Resources"].values():
-            own = set(naming) & resource.get("Properties", {}).keys()
+            named = resource.get("Properties", {})
+            own = [name for name in naming if name in named and not _derived(named[name])]
             assert not own, resource
+
+
+def _derived(name: Any) -> bool:
+    """The one name that must begin as AWS says, and ends with the stack's."""
+    return str(name).startswith("/aws/vendedlogs/")
 
 
 @pytest.mark.parametrize(

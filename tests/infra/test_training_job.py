@@ -31,6 +31,8 @@ def _request(states: States, evaluate: Evaluate, **given: Any) -> dict[str, Any]
         {name: given.pop(name) for name in list(given) if name in RunSpec.model_fields}
     )
     run = {"bucket": "bucket", "run_id": "run", "rank": 1, "job_name": "run-0123456789-r1-a0", **given}
+    types = spec.instance_type.split(",")
+    run["instance_type"] = types[run["rank"] % len(types)]
     found = evaluate(states["TrainReplica"]["Arguments"], parameters=spec.model_dump(), **run)
     assert isinstance(found, dict)
     return found
