@@ -29,7 +29,7 @@ _LISTS: Final = {
     "ListDefaultQuotas": ("listAWSDefaultServiceQuotas", "AWS's defaults, for what the account's list lacks"),
 }
 _KEEP_RUN: Final = {"run_id": jsonata("$run_id")}
-_FIRST_PAGE: Final = {"quota_token": "", "quota_pages": 0}
+_FIRST_PAGE: Final = {"quota_token": jsonata("''"), "quota_pages": 0}
 
 _NEEDED: Final = f"""(
   $usage := ($parameters.use_spot ? ' for spot training job usage' : ' for training job usage');
@@ -93,7 +93,7 @@ def _page_through(
         errors=["ServiceQuotas.TooManyRequestsException"],
         interval=Duration.seconds(2),
         max_attempts=4,
-        backoff_rate=2.0,
+        backoff_rate=1.5,
         jitter_strategy=sfn.JitterType.FULL,
     )
     ask.add_catch(found, errors=["States.ALL"])  # denied: what is known by now is judged
