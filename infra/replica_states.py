@@ -16,6 +16,7 @@ from aws_cdk import Duration
 from aws_cdk import aws_stepfunctions as sfn
 from constructs import Construct
 
+from infra.job_options import JobOptions
 from infra.jsonata import condition, jsonata
 from infra.replica_role import JOB_LOG_GROUP
 from infra.run_objects import read_result, write_abort_marker, write_progress
@@ -49,6 +50,7 @@ NOT_WORTH_A_RELAUNCH: Final = (
     "AbsentObject",
     "AccessDenied",
     "BadDataSet",
+    "BadSecret",
     "BadTrainer",
     "ForeignObject",
     "InvalidRunParameters",
@@ -62,7 +64,7 @@ NOT_WORTH_A_RELAUNCH: Final = (
 _FINAL: Final = f"/^(AlgorithmError: *)?({'|'.join(NOT_WORTH_A_RELAUNCH)}):/"
 
 
-def replica_states(scope: Construct, *, image_uri: str, role_arn: str) -> sfn.IChainable:
+def replica_states(scope: Construct, *, image_uri: str, role_arn: str, options: JobOptions) -> sfn.IChainable:
     """The iteration's first state, the others chained to it."""
     replica = sfn.Pass.jsonata(
         scope,
@@ -85,7 +87,9 @@ def replica_states(scope: Construct, *, image_uri: str, role_arn: str) -> sfn.IC
     give_up = _give_up(scope)
     relaunch = _relaunch(scope, then=name_job, otherwise=give_up)
     train = sfn.CustomState(
-        scope, "TrainReplica", state_json=train_replica(image_uri=image_uri, role_arn=role_arn)
+        scope,
+        "TrainReplica",
+        state_json=train_replica(image_uri=image_uri, role_arn=role_arn, options=options),
     )
     train.add_retry(  # other runs hold the account's instances; they may end
         errors=list(QUOTA_ERRORS),

@@ -15,6 +15,7 @@ from trainer.layout import RunLayout
 _RUN: Final = "RUN-ID-HERE"
 _RANK: Final = 9999  # a rank no run has, four digits like every rank in a key
 _LAYOUT: Final = RunLayout(_RUN)
+ANY_RUN: Final = _LAYOUT  # for `key`
 
 _PUT: Final = "arn:aws:states:::aws-sdk:s3:putObject"
 _GET: Final = "arn:aws:states:::aws-sdk:s3:getObject"

@@ -11,6 +11,7 @@ from constructs import Construct
 
 from infra import run_objects
 from infra.findings import Statements, acknowledge_wildcards, add_statements
+from infra.job_options import JobOptions
 from infra.run_states import run_states
 
 VENDED_LOGS: Final = "/aws/vendedlogs"
@@ -27,6 +28,7 @@ class RunStateMachine(Construct):
         bucket: s3.IBucket,
         image_uri: str,
         replica_role: iam.IRole,
+        options: JobOptions,
         log_retention: logs.RetentionDays,
     ) -> None:
         super().__init__(scope, id_)
@@ -53,6 +55,7 @@ class RunStateMachine(Construct):
                     bucket_name=bucket.bucket_name,
                     image_uri=image_uri,
                     role_arn=replica_role.role_arn,
+                    options=options,
                 )
             ),
             logs=sfn.LogOptions(
@@ -150,5 +153,19 @@ def _bucket_statements(bucket: s3.IBucket) -> Statements:
                 resources=[bucket.arn_for_objects(key) for key in run_objects.READ],
             ),
             any_run,
+        ),
+        *(
+            [
+                (
+                    iam.PolicyStatement(
+                        sid="UseKey",
+                        actions=["kms:Decrypt", "kms:GenerateDataKey"],
+                        resources=[bucket.encryption_key.key_arn],
+                    ),
+                    None,
+                )
+            ]
+            if bucket.encryption_key
+            else []
         ),
     ]

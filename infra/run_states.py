@@ -12,6 +12,7 @@ from typing import Final
 from aws_cdk import aws_stepfunctions as sfn
 from constructs import Construct
 
+from infra.job_options import JobOptions
 from infra.jsonata import condition, jsonata
 from infra.quota_states import check_quotas
 from infra.replica_states import REDRIVE_REFUSED, REPLICA_FAILED, replica_states
@@ -32,7 +33,9 @@ RUN_ID: Final = (
 )
 
 
-def run_states(scope: Construct, *, bucket_name: str, image_uri: str, role_arn: str) -> sfn.IChainable:
+def run_states(
+    scope: Construct, *, bucket_name: str, image_uri: str, role_arn: str, options: JobOptions
+) -> sfn.IChainable:
     """The state machine's first state, the others chained to it."""
     begin = sfn.Pass.jsonata(
         scope,
@@ -40,7 +43,7 @@ def run_states(scope: Construct, *, bucket_name: str, image_uri: str, role_arn: 
         comment="What a run does where its input says nothing else",
         assign={"defaults": defaults(), "bucket": bucket_name},
     )
-    fan_out = _fan_out(scope, image_uri=image_uri, role_arn=role_arn)
+    fan_out = _fan_out(scope, replica_states(scope, image_uri=image_uri, role_arn=role_arn, options=options))
     begin.next(_check(scope, then=_name(scope, then=check_quotas(scope, then=_record(scope, then=fan_out)))))
     return begin
 
@@ -122,7 +125,7 @@ def _record(scope: Construct, *, then: sfn.IChainable) -> sfn.IChainable:
     return write
 
 
-def _fan_out(scope: Construct, *, image_uri: str, role_arn: str) -> sfn.IChainable:
+def _fan_out(scope: Construct, replica: sfn.IChainable) -> sfn.IChainable:
     fan_out = sfn.Map.jsonata(
         scope,
         "FanOut",
@@ -133,7 +136,7 @@ def _fan_out(scope: Construct, *, image_uri: str, role_arn: str) -> sfn.IChainab
         assign={"replicas": jsonata("$states.result")},
         outputs={"run_id": jsonata("$run_id")},
     )
-    fan_out.item_processor(replica_states(scope, image_uri=image_uri, role_arn=role_arn))
+    fan_out.item_processor(replica)
     fan_out.add_catch(
         stop_and_fail(scope),
         errors=["States.ALL"],

@@ -9,8 +9,9 @@ Variables it reads: `bucket`, `run_id` and `parameters` of the run; `rank`, `att
 
 from typing import Any, Final
 
+from infra.job_options import JobOptions
 from infra.jsonata import jsonata
-from infra.run_objects import run_file
+from infra.run_objects import ANY_RUN, key, run_file
 from trainer import layout
 
 # SageMaker: TrainingJobName, letters, digits and hyphens, unique in an account and region for ever.
@@ -48,13 +49,19 @@ def instance_type_of(rank: str) -> str:
     return f"($rank_ := {rank}; $types_ := {types}; $types_[$rank_ % $count($types_)])"
 
 
-def train_replica(*, image_uri: str, role_arn: str) -> dict[str, Any]:
+# Instance families, as JSONata has a regular expression. MaxPendingTimeInSeconds is for accelerated
+# ones; VolumeKmsKeyId for those without NVMe disks (ResourceConfig, SageMaker API reference).
+ACCELERATED: Final = r"/^ml\.(g|gr|p|trn|inf)[0-9]/"
+HAS_LOCAL_DISKS: Final = r"/^ml\.((g[4-9]|gr[0-9]|p[4-9]|trn)[a-z0-9-]*|[a-z]+[0-9]+[a-z]*d[a-z]*)\./"
+
+
+def train_replica(*, image_uri: str, role_arn: str, options: JobOptions) -> dict[str, Any]:
     """The state, without what follows it."""
     return {
         "Type": "Task",
         "Comment": "One replica: a training job on one instance, until it ends",
         "Resource": "arn:aws:states:::sagemaker:createTrainingJob.sync",
-        "Arguments": _request(image_uri=image_uri, role_arn=role_arn),
+        "Arguments": _request(image_uri, role_arn, options),
         # Of the description of a job, which is long, only this is of use.
         "Assign": {
             "job_status": jsonata("$states.result.TrainingJobStatus"),
@@ -67,7 +74,7 @@ def train_replica(*, image_uri: str, role_arn: str) -> dict[str, Any]:
     }
 
 
-def _request(*, image_uri: str, role_arn: str) -> dict[str, Any]:
+def _request(image_uri: str, role_arn: str, options: JobOptions) -> dict[str, Any]:
     run_uri = jsonata(f"'s3://' & $bucket & '/' & {run_file()}")
     return {
         "TrainingJobName": jsonata("$job_name"),
@@ -82,11 +89,7 @@ def _request(*, image_uri: str, role_arn: str) -> dict[str, Any]:
                 {"Name": name, "Regex": layout.metric_pattern(name)} for name in layout.METRICS
             ],
         },
-        "Environment": {
-            layout.RUN_URI_ENV: run_uri,
-            layout.RANK_ENV: jsonata("$string($rank)"),
-            "WORLD_SIZE": jsonata("$string($parameters.n_replicas)"),
-        },
+        "Environment": jsonata(_environment(options)),
         # For people who look at the job in the console; a replica reads run.json.
         "HyperParameters": jsonata(
             "$merge($each($parameters, function($value, $name) {"
@@ -95,22 +98,53 @@ def _request(*, image_uri: str, role_arn: str) -> dict[str, Any]:
         # One instance: several would join into one job with a network of its own.
         "ResourceConfig": jsonata(
             "$merge([{'InstanceCount': 1, 'InstanceType': $instance_type,"
-            " 'VolumeSizeInGB': $parameters.volume_gb},"
+            f" 'VolumeSizeInGB': $parameters.volume_gb}}, {_volume_key(options)}"
+            " $parameters.training_plan_arn != ''"
+            " ? {'TrainingPlanArn': $parameters.training_plan_arn} : {},"
             " $parameters.keep_alive_period_s > 0"
             " ? {'KeepAlivePeriodInSeconds': $parameters.keep_alive_period_s} : {}])"
         ),
         "StoppingCondition": jsonata(
             "$merge([{'MaxRuntimeInSeconds': $parameters.max_runtime_s},"
+            f" $contains($instance_type, {ACCELERATED})"
+            " ? {'MaxPendingTimeInSeconds': $parameters.max_pending_s} : {},"
             " $parameters.use_spot ? {'MaxWaitTimeInSeconds': $parameters.max_wait_s} : {}])"
         ),
         "EnableManagedSpotTraining": jsonata("$parameters.use_spot"),
         # Isolated, a container could not reach S3, and every peer would wait for it in vain.
         "EnableNetworkIsolation": False,
         "OutputDataConfig": {
-            "S3OutputPath": jsonata(f"'s3://' & $bucket & '/{layout.OUTPUT_PREFIX}/' & $run_id & '/jobs'")
+            "S3OutputPath": jsonata(f"'s3://' & $bucket & '/{layout.OUTPUT_PREFIX}/' & $run_id & '/jobs'"),
+            # Weights hardly get smaller, and packing them takes minutes that are billed.
+            "CompressionType": "NONE",
+            **options.output_key(),
         },
-        "Tags": [
-            {"Key": "diloco:run", "Value": jsonata("$run_id")},
-            {"Key": "diloco:rank", "Value": jsonata("$string($rank)")},
-        ],
+        # What a trainer writes to /opt/ml/output/tensorboard, uploaded while it runs.
+        "TensorBoardOutputConfig": {
+            "S3OutputPath": jsonata(f"'s3://' & $bucket & '/' & {key(ANY_RUN.tensorboard_prefix)}")
+        },
+        **options.vpc_config(),
+        "Tags": jsonata(
+            "[{'Key': 'diloco:run', 'Value': $run_id}, {'Key': 'diloco:rank', 'Value': $string($rank)},"
+            " $each($parameters.tags, function($value, $name) { {'Key': $name, 'Value': $value} })]"
+        ),
     }
+
+
+def _environment(options: JobOptions) -> str:
+    """The run's own variables come last: a user's can't replace them."""
+    ours = {
+        layout.RUN_URI_ENV: f"'s3://' & $bucket & '/' & {run_file()}",
+        layout.RANK_ENV: "$string($rank)",
+        "WORLD_SIZE": "$string($parameters.n_replicas)",
+        **{name: f"'{value}'" for name, value in options.environment().items()},
+    }
+    members = ", ".join(f"'{name}': {value}" for name, value in ours.items())
+    return f"$merge([$parameters.environment, {{{members}}}])"
+
+
+def _volume_key(options: JobOptions) -> str:
+    """SageMaker refuses a key for the disks of an instance that brings its own, encrypted ones."""
+    if options.key_arn is None:
+        return ""
+    return f"$contains($instance_type, {HAS_LOCAL_DISKS}) ? {{}} : {{'VolumeKmsKeyId': '{options.key_arn}'}},"

@@ -41,6 +41,7 @@ from trainer.rendezvous.run_log import RunLog
 from trainer.rendezvous.waiting import Standing, WaitBounds
 from trainer.run_file import Run, read_run
 from trainer.run_spec import BUILT_IN_DATA, InvalidRunParameters
+from trainer.secret_environment import add_secrets
 
 log = logging.getLogger("replica")
 
@@ -55,6 +56,7 @@ def main(argv: list[str] | None = None, environ: Mapping[str, str] = os.environ)
     rank: int | None = None
     try:
         uri, rank = _identity(argv, environ)
+        add_secrets(os.environ)
         run = read_run(uri)
         if not 0 <= rank < run.spec.n_replicas:
             raise InvalidRunParameters({"--rank": f"must be from 0 to {run.spec.n_replicas - 1}, not {rank}"})

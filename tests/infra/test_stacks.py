@@ -252,7 +252,7 @@ def test_executions_are_logged_and_traced(templates: Templates) -> None:
     (group_id, _) = destination["CloudWatchLogsLogGroup"]["LogGroupArn"]["Fn::GetAtt"]
     group = templates["runs"]["Resources"][group_id]["Properties"]
     # By any other name each state machine would add to a policy of the account that has an end.
-    assert group["LogGroupName"] == "/aws/vendedlogs/states/runs"
+    assert group["LogGroupName"] == "/aws/vendedlogs/states/diloco-runs"
 
 
 def _crossing(templates: Templates) -> list[str]:

@@ -50,7 +50,7 @@ def test_all_problems_are_named_at_once_with_their_bounds() -> None:
         "n_replicas": "must be a whole number from 1 to 40, not 41",
         "lr": "must be a number above 0, at most 10, not 'fast'",
         "learning_rate": "no such run parameter",
-        "model_name": "must be a string of 1 to 200 characters, not 7",
+        "model_name": "must be a string of 1 to 200 characters on one line, not 7",
         "seed": "must be a whole number from 0 to 2147483647, not True",
         "total_steps": "must be a multiple of sync_every (sync_every=2, total_steps=5): the run would end "
         "with unsent work",
@@ -137,9 +137,9 @@ def test_whatever_comes_in_is_answered_and_never_throws(raw: object) -> None:
 def test_every_field_says_what_it_means_and_has_bounds_in_words() -> None:
     for name, field in RunSpec.model_fields.items():
         assert field.description and field.description.endswith("."), name
-        assert bounds(name).startswith(("a whole number from", "a number", "true or false", "a string of")), (
-            name
-        )
+        assert bounds(name).startswith(
+            ("a whole number from", "a number", "true or false", "a string of", "an object of")
+        ), name
         parse({name: field.default})
 
 
