@@ -7,7 +7,7 @@ like an outer one (Step Functions guide, "Passing data between states with varia
 to fail has an Error to search for.
 """
 
-from typing import Final
+from typing import Any, Final
 
 from aws_cdk import aws_stepfunctions as sfn
 from constructs import Construct
@@ -41,11 +41,19 @@ def run_states(
         scope,
         "Defaults",
         comment="What a run does where its input says nothing else",
-        assign={"defaults": defaults(), "bucket": bucket_name},
+        assign={
+            "defaults": {name: _assignable(value) for name, value in defaults().items()},
+            "bucket": bucket_name,
+        },
     )
     fan_out = _fan_out(scope, replica_states(scope, image_uri=image_uri, role_arn=role_arn, options=options))
     begin.next(_check(scope, then=_name(scope, then=check_quotas(scope, then=_record(scope, then=fan_out)))))
     return begin
+
+
+def _assignable(value: Any) -> Any:
+    """An empty text as an expression, since validators of definitions take no empty one for a value."""
+    return jsonata('""') if value == "" else value
 
 
 def _check(scope: Construct, *, then: sfn.IChainable) -> sfn.IChainable:
