@@ -6,13 +6,14 @@ from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
 from infra.findings import acknowledge
+from infra.write_once import refuse_to_replace
 from trainer import layout
 
 
 class RunBucket(Construct):
     """Logs, payloads, checkpoints and results of every run; grants nothing itself.
 
-    No versioning: the log is write-once by the replicas' own create-only puts, and of payloads
+    No versioning: entries of the log are never replaced (write_once.py), and of payloads
     that expire a version would keep what the expiry is there to delete.
     """
 
@@ -49,6 +50,7 @@ class RunBucket(Construct):
             id="AbortIncompleteUploads",
             abort_incomplete_multipart_upload_after=Duration.days(3),
         )
+        refuse_to_replace(self.bucket)
         acknowledge(
             self.bucket,
             "S1",

@@ -3,12 +3,14 @@
 import json
 import re
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infra.definition import resolve
+from trainer.layout import RunLayout
 
 Template = dict[str, Any]
 Templates = dict[str, Template]
@@ -345,3 +347,31 @@ def test_no_account_region_or_arn_is_written_in_the_code(pattern: str) -> None:
         and path.name != "definition.py"  # placeholders of a nowhere account, for the checkers
     ]
     assert found == []
+
+
+def test_the_bucket_takes_log_entries_by_create_only_puts_alone(templates: Templates) -> None:
+    (policy,) = _of_type(templates["storage"], "AWS::S3::BucketPolicy")
+    (statement,) = [
+        s for s in policy["Properties"]["PolicyDocument"]["Statement"] if s.get("Sid") == "LogIsWriteOnce"
+    ]
+    resources = statement.pop("Resource")
+    assert statement == {
+        "Sid": "LogIsWriteOnce",
+        "Effect": "Deny",
+        "Principal": {"AWS": "*"},
+        "Action": "s3:PutObject",
+        "Condition": {
+            "Null": {"s3:if-none-match": "true"},
+            "Bool": {"s3:ObjectCreationOperation": "true"},
+        },
+    }
+    patterns = ["/".join(resource["Fn::Join"][1][1:])[1:] for resource in resources]
+    keys = RunLayout("a-run")
+    once = [keys.run_file, keys.abort, keys.initial, keys.claim(3, 2), keys.contribution(7, 3),
+            keys.roster(7), keys.event(7, 3), keys.result(3)]  # fmt: skip
+    often = [keys.progress(3), keys.initial_payload(3, 2), keys.payload(7, 3, 2), keys.metrics(3),
+             f"{keys.model_prefix}/model.safetensors"]  # fmt: skip
+    for key in once:
+        assert any(fnmatchcase(key, pattern) for pattern in patterns), key
+    for key in often:
+        assert not any(fnmatchcase(key, pattern) for pattern in patterns), key
