@@ -14,6 +14,7 @@ class JobOptions:
     security_group_ids: tuple[str, ...] = ()
     key_arn: str | None = None
     secret_arn: str | None = None
+    application: str = "diloco"  # the cost-allocation tag of every resource of a deployment, jobs included
 
     def vpc_config(self) -> dict[str, Any]:
         if not self.subnet_ids:

@@ -67,9 +67,10 @@ class RunsStack(Stack):
             options=options,
             log_retention=settings.log_retention,
         )
-        if built:
+        if built:  # the image's digest says so too, but only as long as the definition names it
             # Where the build fails, so does the deployment, and runs go on with the image before.
             runs.state_machine.node.add_dependency(built.build)
+        self.state_machine = runs.state_machine
         CfnOutput(
             self,
             STATE_MACHINE_OUTPUT,
@@ -84,7 +85,7 @@ class RunsStack(Stack):
             network = IsolatedNetwork(self, "Network", with_secrets=settings.secret_arn is not None)
             subnets, groups = network.subnet_ids, (network.replicas.security_group_id,)
         key = bucket.encryption_key
-        return JobOptions(subnets, groups, key.key_arn if key else None, settings.secret_arn)
+        return JobOptions(subnets, groups, key.key_arn if key else None, settings.secret_arn, settings.prefix)
 
     def _image(self, settings: Settings, repository: ecr.IRepository, root: Path) -> TrainerImage:
         return TrainerImage(

@@ -56,8 +56,8 @@ class Settings(BaseModel):
     )  # fmt: skip
     sandbox: bool = Field(
         False,
-        description="Delete the bucket (which must be empty by then) and the images with the storage "
-        "stack. Otherwise they stay: they are what runs have produced.",
+        description="Delete the bucket with all it holds, and the images, with the storage stack."
+        "  Otherwise they stay: they are what runs have produced.",
     )  # fmt: skip
     image_uri: str | None = Field(
         None, pattern=r"^[a-z0-9][a-zA-Z0-9._/-]*(:[0-9]+/[a-zA-Z0-9._/-]+)?([:@][a-zA-Z0-9._:-]+)?$",
@@ -107,6 +107,15 @@ class Settings(BaseModel):
     read_uris: tuple[str, ...] = Field(
         (), max_length=20,
         description="Other data replicas may read: s3://bucket/prefix, separated by commas.",
+    )  # fmt: skip
+    notification_email: str | None = Field(
+        None, pattern=r"^[^@\s]+@[^@\s]+\.[^@\s]+$", max_length=254,
+        description="Who is told that a run has ended, a job has failed or an alarm is on. AWS asks there "
+        "for a confirmation first.",
+    )  # fmt: skip
+    monthly_budget_usd: int = Field(
+        0, ge=0, le=10_000_000,
+        description="Dollars a month above which notification_email is told; 0 makes no budget.",
     )  # fmt: skip
     permissions_boundary: str | None = Field(
         None, pattern=r"^[A-Za-z0-9+=,.@_/-]{1,128}$",
@@ -161,9 +170,11 @@ class Settings(BaseModel):
         return uris
 
     @model_validator(mode="after")
-    def _network_is_one(self) -> Self:
+    def _fit_together(self) -> Self:
         if bool(self.subnet_ids) is not bool(self.security_group_ids):
             raise ValueError("subnet_ids and security_group_ids go together")
+        if self.monthly_budget_usd and not self.notification_email:
+            raise ValueError("monthly_budget_usd needs notification_email: nobody would be told")
         if self.isolated_network and self.subnet_ids:
             raise ValueError("isolated_network and subnet_ids exclude each other")
         return self

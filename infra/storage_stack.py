@@ -8,6 +8,7 @@ from aws_cdk import aws_kms as kms
 from constructs import Construct
 
 from infra.run_bucket import RunBucket
+from infra.sandbox_emptier import SandboxEmptier
 from infra.settings import Settings
 
 
@@ -30,7 +31,11 @@ class StorageStack(Stack):
             removal_policy=settings.removal_policy,
             key=key,
         )
-        # A tag names the content of a build, so it never moves: a run keeps the code it began with.
+        if settings.sandbox:
+            SandboxEmptier(self, "Emptier", bucket=self.run_bucket.bucket)
+        # A tag names the content of a build, so it never moves: a run keeps the code it began with. No rule
+        # takes tagged images away, since the one in use may be the oldest of all: a relaunch in the fourth
+        # week of a run pulls what the run began with. They cost ten cents a gigabyte and month.
         self.repository = ecr.Repository(
             self,
             "TrainerRepository",

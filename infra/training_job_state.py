@@ -125,7 +125,8 @@ def _request(image_uri: str, role_arn: str, options: JobOptions) -> dict[str, An
         },
         **options.vpc_config(),
         "Tags": jsonata(
-            "[{'Key': 'diloco:run', 'Value': $run_id}, {'Key': 'diloco:rank', 'Value': $string($rank)},"
+            f"[{{'Key': 'application', 'Value': '{options.application}'}},"
+            " {'Key': 'diloco:run', 'Value': $run_id}, {'Key': 'diloco:rank', 'Value': $string($rank)},"
             " $each($parameters.tags, function($value, $name) { {'Key': $name, 'Value': $value} })]"
         ),
     }

@@ -16,7 +16,15 @@ import ministack.app
 from hypercorn.asyncio import serve  # type: ignore[import-not-found]
 from hypercorn.config import Config  # type: ignore[import-not-found]
 
-from local_aws import aws_sdk_task, branches, codebuild, refusals, s3_conditions, step_functions
+from local_aws import (
+    aws_sdk_task,
+    branches,
+    codebuild,
+    kept_resources,
+    refusals,
+    s3_conditions,
+    step_functions,
+)
 from local_aws.guard import Guard
 from local_aws.sagemaker_api import SageMaker
 from local_aws.service_quotas import Quotas
@@ -36,6 +44,7 @@ def main(settings: Settings, listener_fd: int) -> None:
     step_functions.install(sagemaker, settings)
     aws_sdk_task.install()
     codebuild.install(host)
+    kept_resources.install()
     refusals.install()
     s3_conditions.install()
     _pretend_tls()

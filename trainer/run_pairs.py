@@ -54,11 +54,11 @@ TAGS: Final = Pairs(
     most=40,
     name_characters=128,
     name_pattern=r"^[A-Za-z0-9 _.:/=+@-]+$",
-    refused=r"^(AWS|DILOCO):",
+    refused=r"^((AWS|DILOCO):|APPLICATION$)",
     value_characters=256,
     value_pattern=r"^[A-Za-z0-9 _.:/=+@-]*$",
     words="an object of at most 40 tags: names of 1 to 128 and texts of up to 256 letters, digits, spaces "
-    "and _.:/=+@-, no name beginning with aws: or diloco:",
+    "and _.:/=+@-, no name beginning with aws: or diloco:, nor application",
 )
 
 ENVIRONMENT: Final = Pairs(

@@ -164,6 +164,7 @@ def test_tags_and_environment_come_beside_the_runs_own(states: States, evaluate:
     given = {"tags": {"owner": "me"}, "environment": {"HF_HOME": "/tmp/hub"}}
     request = _request(states, evaluate, **given)
     assert request["Tags"] == [
+        {"Key": "application", "Value": "diloco"},
         {"Key": "diloco:run", "Value": "run"},
         {"Key": "diloco:rank", "Value": "1"},
         {"Key": "owner", "Value": "me"},
@@ -175,7 +176,7 @@ def test_tags_and_environment_come_beside_the_runs_own(states: States, evaluate:
         "WORLD_SIZE": "2",
     }
     plain = _request(states, evaluate)
-    assert [tag["Key"] for tag in plain["Tags"]] == ["diloco:run", "diloco:rank"]
+    assert [tag["Key"] for tag in plain["Tags"]] == ["application", "diloco:run", "diloco:rank"]
 
 
 @pytest.mark.parametrize(
