@@ -10,6 +10,7 @@ from typing import Any, Final
 from aws_cdk import CfnOutput, Duration, Stack
 from aws_cdk import aws_cloudwatch as cloudwatch
 from aws_cdk import aws_cloudwatch_actions as actions
+from aws_cdk import aws_iam as iam
 from aws_cdk import aws_sns as sns
 from aws_cdk import aws_sns_subscriptions as subscriptions
 from aws_cdk import aws_stepfunctions as sfn
@@ -55,6 +56,20 @@ class MonitoringStack(Stack):
 
     def _topic(self, settings: Settings) -> sns.Topic:
         topic = sns.Topic(self, "Notifications", enforce_ssl=True, display_name=f"{settings.prefix} runs")
+        # A topic with a policy of its own has lost the one that let the account's alarms publish.
+        topic.add_to_resource_policy(
+            iam.PolicyStatement(
+                sid="AlarmsPublish",
+                principals=[
+                    iam.ServicePrincipal(
+                        "cloudwatch.amazonaws.com",
+                        conditions={"StringEquals": {"aws:SourceAccount": self.account}},
+                    )
+                ],
+                actions=["sns:Publish"],
+                resources=[topic.topic_arn],
+            )
+        )
         if settings.notification_email:
             topic.add_subscription(subscriptions.EmailSubscription(settings.notification_email))
         # No customer key: CloudWatch and EventBridge would each need a statement in its policy.

@@ -87,6 +87,17 @@ def test_alarms_are_three_and_tell_the_topic(templates: dict[str, Template]) -> 
     ]
 
 
+def test_alarms_and_rules_may_publish_and_nobody_else(templates: dict[str, Template]) -> None:
+    """The policy that a topic has by default lets alarms in; a policy of its own must say so."""
+    (policy,) = _of_type(templates["monitoring"], "AWS::SNS::TopicPolicy").values()
+    allowed = [s for s in policy["PolicyDocument"]["Statement"] if s["Effect"] == "Allow"]
+    assert {s["Principal"]["Service"] for s in allowed} == {
+        "cloudwatch.amazonaws.com",
+        "events.amazonaws.com",
+    }
+    assert {s["Action"] for s in allowed} == {"sns:Publish"}
+
+
 def test_messages_are_of_our_runs_and_our_jobs(templates: dict[str, Template]) -> None:
     rules = _of_type(templates["monitoring"], "AWS::Events::Rule").values()
     patterns = {rule["EventPattern"]["source"][0]: rule["EventPattern"]["detail"] for rule in rules}
