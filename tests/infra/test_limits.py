@@ -51,31 +51,38 @@ def test_forty_replicas_with_the_longest_names_stay_far_below_256_kib(
     assert sum(longest.values()) * len(WIDE.encode()) < MOST_BYTES / 4
 
 
+# Events of a state without a task; of a task, besides: scheduled, started, ended (.sync: "submitted" too).
+ENTER_AND_EXIT = 2
+CALL = ENTER_AND_EXIT + 3
+SYNC = ENTER_AND_EXIT + 4
+ITERATION = 2  # of a Map: started, ended
+
+
+def _top(states: States) -> int:
+    """Everything outside the Maps, and both lists of quotas as long as may be."""
+    return len(states) * CALL + 2 * MOST_PAGES * (CALL + ENTER_AND_EXIT)
+
+
+def _attempt(refusals: int) -> int:
+    """NameJob, TrainReplica, Relaunch?, MarkRelaunching, Pause, NextAttempt; a refusal adds four states."""
+    refused = SYNC + len(["Throttled?", "CountRefusal", "BackOff"]) * ENTER_AND_EXIT
+    return SYNC + CALL + 4 * ENTER_AND_EXIT + refusals * refused
+
+
+def _stop(tries: int) -> int:
+    return ITERATION + CALL + 3 * (tries - 1) + ENTER_AND_EXIT
+
+
 def test_forty_replicas_that_fail_in_every_attempt_stay_below_25_000_events(states: States) -> None:
-    """An upper bound: whatever can be repeated, is, as often as it may be; then all jobs are stopped."""
-    (retry,) = states["TrainReplica"]["Retry"]
-    # Refusals are counted for an attempt; each costs another entry into TrainReplica and its three states.
-    tries = retry["MaxAttempts"] + 1
-    enter_and_exit = 2
-    task = enter_and_exit + 3 * tries  # scheduled, started, failed: each time
-    attempt = (
-        enter_and_exit
-        * len(["NameJob", "Relaunch?", "Pause", "NextAttempt", "JobCompleted?", "NotCompleted"])
-        + enter_and_exit
-        + 3  # MarkRelaunching
-        + task
-        + MOST_REFUSALS * (enter_and_exit * len(["Throttled?", "CountRefusal", "BackOff", "Train"]) + 3)
-    )
-    replica = 3 + enter_and_exit * len(["Replica", "GiveUp", "ReadResult"]) + 2 * 3 + ATTEMPTS * attempt
-    (stop_retry,) = states["StopJob"]["Retry"]
-    stop = 3 + 2 * enter_and_exit + 3 * (stop_retry["MaxAttempts"] + 1)
-    realistic_stop = 3 + 2 * enter_and_exit + 3
-    top = 60 + 2 * MOST_PAGES * (2 * enter_and_exit + 3)
-    # Every replica fails in all attempts without ever being throttled...
-    plain = attempt - task - MOST_REFUSALS * 11 + enter_and_exit + 4
-    failing = MAX_REPLICAS * (3 + 12 + ATTEMPTS * plain) + MAX_REPLICAS * ATTEMPTS * realistic_stop
-    assert top + failing < MOST_EVENTS
-    # ... and a run of the default two relaunches may meet every refusal there is on top of that.
-    default = RunSpec.model_validate({}).max_relaunches + 1
-    worst = replica - (ATTEMPTS - default) * attempt
-    assert top + MAX_REPLICAS * (worst + default * stop) < MOST_EVENTS
+    replica = ITERATION + 3 * CALL + ATTEMPTS * _attempt(refusals=0)
+    jobs = MAX_REPLICAS * ATTEMPTS
+    assert _top(states) + MAX_REPLICAS * replica + jobs * _stop(tries=1) < MOST_EVENTS / 1.5
+
+
+def test_so_do_forty_that_are_throttled_as_often_as_may_be_in_each_of_three_attempts(states: States) -> None:
+    """With eleven attempts throttled ten times each it would be 60,000: hours of nothing but refusals."""
+    attempts = RunSpec.model_validate({}).max_relaunches + 1
+    (retry,) = states["StopJob"]["Retry"]
+    replica = ITERATION + 3 * CALL + attempts * _attempt(refusals=MOST_REFUSALS)
+    stopped = MAX_REPLICAS * attempts * _stop(tries=retry["MaxAttempts"] + 1)
+    assert _top(states) + MAX_REPLICAS * replica + stopped < MOST_EVENTS

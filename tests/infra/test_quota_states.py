@@ -127,6 +127,9 @@ def test_several_instance_types_are_counted_by_the_ranks_that_get_them(
     assert f"{M5} is 2, and this run needs 3; the quota {G5} is 1, and this run needs 2." in walk(
         types, {M5: 2, G5: 1}, {}
     )
+    # What one page has told is not forgotten on the next, nor replaced by a default.
+    assert "quota ml.g5.xlarge" in walk(types, {M5: 3, **OTHERS, G5: 1}, {})
+    assert walk(types, {M5: 3, **OTHERS}, {M5: 0, G5: 2}) == "go on"
     parameters = RunSpec.model_validate(types).model_dump()
     assign = states["Replica"]["Assign"]["instance_type"]
     given = [evaluate(assign, input_={"rank": rank}, parameters=parameters) for rank in range(5)]
