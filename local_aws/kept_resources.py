@@ -1,15 +1,15 @@
 """Resources of CloudFormation that have no effect here, and so are only kept by name.
 
-ministack refuses a whole template for one type it doesn't know. A saved query, a budget and an alarm on
-an expression do nothing that a run could notice; that they were asked for as AWS wants them is for the
-template's own tests. Alarms on one metric are ministack's, and work.
+ministack refuses a whole template for one type it doesn't know. A saved query, a budget, an alarm on an
+expression and a rule of a network that isn't there do nothing that a run could notice; that they were asked
+for as AWS wants them is for the template's own tests. Alarms on one metric are ministack's, and work.
 """
 
 from typing import Any
 
 from ministack.services.cloudformation import provisioners
 
-TYPES = ("AWS::Budgets::Budget", "AWS::Logs::QueryDefinition")
+TYPES = ("AWS::Budgets::Budget", "AWS::EC2::SecurityGroupIngress", "AWS::Logs::QueryDefinition")
 
 
 def install() -> None:

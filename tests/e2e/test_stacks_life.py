@@ -1,5 +1,7 @@
 """A deployment's life: nothing changes where nothing has changed, and a sandbox leaves nothing."""
 
+import contextlib
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -69,3 +71,35 @@ def test_a_sandbox_leaves_nothing(stacks: Stacks) -> None:
         s3.head_bucket(Bucket=stacks.bucket)
     with pytest.raises(ClientError):
         stacks.client("stepfunctions").describe_state_machine(stateMachineArn=stacks.machine)
+
+
+def test_a_run_goes_through_in_a_closed_network_with_a_key_and_a_secret(stacks: Stacks) -> None:
+    """That nothing gets out, and that volumes take the key, only AWS can show; here, that rights suffice."""
+    secret = stacks.client("secretsmanager").create_secret(
+        Name="hub", SecretString=json.dumps({"HF_TOKEN": "hush"})
+    )["ARN"]
+    settings = ("customer_key=true", "isolated_network=true", f"secret_arn={secret}", "prefix=closed",
+                "image_uri=public.ecr.aws/docker/library/python:3.11-slim", "sandbox=true")  # fmt: skip
+    stacks.deploy(*(argument for setting in settings for argument in ("-c", setting)), prefix="closed")
+    end = stacks.run("closed", {"n_replicas": 1, "max_relaunches": 0})
+    assert end["status"] == "SUCCEEDED", end
+    job = stacks.client("sagemaker").describe_training_job(TrainingJobName=stacks.jobs()[0])
+    assert len(job["VpcConfig"]["Subnets"]) == 2
+    assert job["ResourceConfig"]["VolumeKmsKeyId"] == job["OutputDataConfig"]["KmsKeyId"]
+    assert "hush" not in json.dumps(job, default=str)
+    with without_secret(stacks):
+        end = stacks.run("no-secret", {"n_replicas": 1, "max_relaunches": 0})
+    assert [end["error"], "AccessDenied" in end["cause"]] == ["ReplicaFailed", True], end
+
+
+@contextlib.contextmanager
+def without_secret(stacks: Stacks) -> Iterator[None]:
+    """The replica's right to read the secret, taken away."""
+    iam, name = stacks.client("iam"), stacks.role_named("closed-runs-ReplicaRole")
+    (policy,) = iam.list_role_policies(RoleName=name)["PolicyNames"]
+    document = iam.get_role_policy(RoleName=name, PolicyName=policy)["PolicyDocument"]
+    left = [statement for statement in document["Statement"] if statement.get("Sid") != "ReadSecret"]
+    assert len(left) == len(document["Statement"]) - 1
+    changed = json.dumps({**document, "Statement": left})
+    iam.put_role_policy(RoleName=name, PolicyName=policy, PolicyDocument=changed)
+    yield
