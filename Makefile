@@ -14,7 +14,7 @@ STDLIB := $(PY) -c 'import sysconfig; print(sysconfig.get_path("stdlib"))'
 CDK := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION=1 node_modules/.bin/cdk
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run aws-job run-local local-job test test-container test-rules test-smoke lint lock format clean check-platform
+.PHONY: help setup run aws-job run-local local-job test test-container test-rules test-smoke synth lint lock format clean check-platform
 
 help:  ## print this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -84,7 +84,16 @@ test-rules: setup  ## break each rule of the rendezvous and see its test fail (t
 test-smoke: setup  ## two local replicas on a real bucket: AWS_SMOKE=1 make test-smoke BUCKET=name
 	BUCKET=$(BUCKET) $(PY) -m pytest tests/e2e/test_smoke_bucket.py
 
-lint: setup  ## check style, types, the Dockerfile, the stacks (cdk-nag, cfn-lint) and the state machine
+# A venv of its own: 300 MB that only `make lint` needs.
+.venv-lint/.ready: requirements-lint.txt
+	$(PYTHON) -m venv .venv-lint
+	.venv-lint/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-lint.txt
+	touch $@
+
+synth: setup  ## synthesise the stacks into cdk.out, cdk-nag included
+	$(CDK) synth --quiet
+
+lint: setup .venv-lint/.ready  ## check style, types, Dockerfile, stacks (cdk-nag, cfn-lint, checkov), policies and the state machine
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy trainer runs local_aws infra app.py
@@ -96,4 +105,4 @@ format: setup  ## let ruff rewrite the code
 	$(VENV)/bin/ruff format .
 
 clean:  ## remove what setup and runs left behind
-	rm -rf $(VENV) .venv-aws node_modules cdk.out .local .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-aws .venv-lint node_modules cdk.out .local .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis

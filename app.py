@@ -1,4 +1,4 @@
-"""The CDK app: settings come in here, two stacks go out.
+"""The CDK app: settings come in here, the stacks go out.
 
 Account and region are left to the credentials of whoever deploys, so one synthesised template
 suits all of them, and synthesis never calls AWS.
@@ -7,23 +7,12 @@ suits all of them, and synthesis never calls AWS.
 import aws_cdk as cdk
 from cdk_nag import AwsSolutionsChecks
 
-from infra.runs_stack import RunsStack
+from infra.application import build
 from infra.settings import Settings
-from infra.storage_stack import StorageStack
 
 app = cdk.App()
-settings = Settings.from_context(app.node)
-
-storage = StorageStack(app, f"{settings.prefix}-storage", settings=settings)
-RunsStack(
-    app,
-    f"{settings.prefix}-runs",
-    settings=settings,
-    bucket=storage.run_bucket.bucket,
-    repository=storage.repository,
-)
+build(app, Settings.from_context(app.node))
 # Security rules of the AWS Solutions library; a finding nobody has given a reason for ends synthesis.
 cdk.Validations.of(app).add_plugins(AwsSolutionsChecks(app))
-cdk.Tags.of(app).add("application", settings.prefix)
 
 app.synth()

@@ -9,30 +9,42 @@ later phases only. Subshells, since CodeBuild keeps one shell for all commands o
 from typing import Any, Final
 
 # ImageUri, ResponseURL, StackId, RequestId and LogicalResourceId are set for each build by
-# build_handler.py. A tag is a content hash, so what is there already is what would be built.
+# build_handler.py. A tag is a content hash, so what is there already is what would be built. The
+# answer carries the image's digest, which is what jobs are started by: no push can change what it means.
 _BUILD: Final = """\
 ( set -eu
   registry="${ImageUri%%/*}"
-  aws ecr get-login-password | docker login --username AWS --password-stdin "$registry"
-  if docker manifest inspect "$ImageUri" > /dev/null 2>&1; then
+  path="${ImageUri#*/}"
+  digest() {
+    aws ecr describe-images --repository-name "${path%:*}" --image-ids imageTag="${path##*:}" \\
+      --query 'imageDetails[0].imageDigest' --output text
+  }
+  if digest > image_digest 2> /dev/null; then
     echo "already there: $ImageUri"
   else
+    aws ecr get-login-password | docker login --username AWS --password-stdin "$registry"
     docker build --platform linux/amd64 --build-arg BASE_IMAGE="$BaseImage" \\
       --label org.opencontainers.image.source="${CODEBUILD_SOURCE_REPO_URL:-unknown}" \\
       --label org.opencontainers.image.revision="${ImageUri##*:}" \\
       --file container/Dockerfile --tag "$ImageUri" .
     docker push "$ImageUri"
+    digest > image_digest
   fi
+  grep -q '^sha256:' image_digest
   touch image_is_there
 )
 """
 
 _ANSWER: Final = """\
 ( set -eu
-  status=FAILED
-  if [ -e image_is_there ]; then status=SUCCESS; fi
-  printf '{"Status":"%s","Reason":"Image build: %s","PhysicalResourceId":"trainer-image",' \\
+  status=FAILED data=
+  if [ -e image_is_there ]; then
+    status=SUCCESS
+    data=$(printf '"Digest":"%s"' "$(cat image_digest)")
+  fi
+  printf '{"Status":"%s","Reason":"Image build, see its log: %s","PhysicalResourceId":"trainer-image",' \\
     "$status" "${CODEBUILD_BUILD_URL:-$CODEBUILD_BUILD_ID}" > answer.json
+  printf '"Data":{%s},' "$data" >> answer.json
   printf '"StackId":"%s","RequestId":"%s","LogicalResourceId":"%s"}' \\
     "$StackId" "$RequestId" "$LogicalResourceId" >> answer.json
   curl --silent --show-error --fail --retry 5 --header 'Content-Type:' \\

@@ -17,6 +17,8 @@ from infra.definition import STATE_MACHINE, definitions
 
 ROOT: Final = Path(__file__).parent.parent
 NODE_TOOLS: Final = ROOT / "node_modules" / ".bin"
+LINT_TOOLS: Final = ROOT / ".venv-lint" / "bin"  # requirements-lint.txt
+_LINT_PYTHON: Final = str(LINT_TOOLS / "python")
 PYTHON_TOOLS: Final = Path(sys.executable).parent  # of this environment, whether on the PATH or not
 
 # statelint knows JSONata, but wants a plain number where a Wait's Seconds may be an expression
@@ -35,6 +37,18 @@ CFN_LINT: Final = (
 )
 
 
+CHECKOV_SKIPS: Final = {
+    "CKV_AWS_18": "access logs would double the requests of every exchange (cdk-nag: S1)",
+    "CKV_AWS_21": "no versions: entries of the log are never replaced, and payloads expire (run_bucket.py)",
+    "CKV_AWS_26": "no topic holds data: a line that a run has ended; e-mail leaves AWS in any case",
+    "CKV_AWS_115": "a function that CloudFormation calls once a deployment needs no limit",
+    "CKV_AWS_116": "nor a dead letter queue: CloudFormation waits for its answer",
+    "CKV_AWS_117": "nor a network: it calls AWS's services and CloudFormation's own URL",
+    "CKV_AWS_136": "the setting customer_key is for those who want a key of their own",
+    "CKV_AWS_158": "CloudWatch Logs encrypts; a key of one's own would be the whole account's choice",
+}
+
+
 def main() -> int:
     with tempfile.TemporaryDirectory(prefix="lint-") as folder:
         assembly = Path(folder) / "cdk.out"
@@ -43,7 +57,8 @@ def main() -> int:
         synth = [_node_tool("cdk"), "synth", "--quiet", "--app", app, "--output", str(assembly)]
         if subprocess.run(synth, cwd=ROOT, check=False).returncode:
             return 1
-        findings = []
+        templates = [str(path) for path in sorted(assembly.glob("*.template.json"))]
+        findings = [*_findings([_LINT_PYTHON, "-m", "infra.policy_lint", *templates]), *_checkov(templates)]
         for path in sorted(assembly.glob("*.template.json")):
             template = json.loads(path.read_text())
             findings += _findings([*CFN_LINT, str(path)])
@@ -67,6 +82,13 @@ def check_definition(folder: Path, logical_id: str, definition: dict[str, Any]) 
     ]
 
 
+def _checkov(templates: list[str]) -> list[str]:
+    files = [argument for template in templates for argument in ("--file", template)]
+    skipped = ["--skip-check", ",".join(CHECKOV_SKIPS)]
+    command = [str(LINT_TOOLS / "checkov"), *files, "--framework", "cloudformation", *skipped]
+    return _findings([*command, "--skip-download", "--quiet", "--compact"])
+
+
 def _template_of(definition: dict[str, Any]) -> dict[str, Any]:
     role = {"Fn::Sub": "arn:${AWS::Partition}:iam::${AWS::AccountId}:role/placeholder"}
     machine = {
@@ -78,7 +100,7 @@ def _template_of(definition: dict[str, Any]) -> dict[str, Any]:
 
 def _findings(command: list[str]) -> list[str]:
     """A checker's lines, if it ended with anything but 0."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     return [f"{Path(command[0]).name}: {line}" for line in lines] if done.returncode else []
 

@@ -5,9 +5,12 @@ its checkpoints, which SageMaker mirrors from the container's folder; it can't r
 anywhere else, because it may not delete, and its puts to the log are create-only.
 """
 
+from collections.abc import Sequence
+
 from aws_cdk import ArnFormat, Stack
 from aws_cdk import aws_ecr as ecr
 from aws_cdk import aws_iam as iam
+from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
@@ -29,7 +32,16 @@ class ReplicaRole(Construct):
     """Execution role of the training jobs, for SageMaker alone, and only for jobs of this account."""
 
     def __init__(
-        self, scope: Construct, id_: str, *, bucket: s3.IBucket, repository: ecr.IRepository
+        self,
+        scope: Construct,
+        id_: str,
+        *,
+        bucket: s3.IBucket,
+        repository: ecr.IRepository,
+        read_uris: Sequence[str] = (),
+        key: kms.IKey | None = None,
+        secret_arn: str | None = None,
+        in_network: bool = False,
     ) -> None:
         super().__init__(scope, id_)
         stack = Stack.of(self)
@@ -51,6 +63,9 @@ class ReplicaRole(Construct):
         add_statements(self.role, _bucket_statements(bucket))
         add_statements(self.role, _log_statements(stack))
         add_statements(self.role, _image_statements(repository))
+        add_statements(self.role, _optional_statements(stack, read_uris, key, secret_arn))
+        if in_network:
+            add_statements(self.role, _network_statements())
 
 
 def _bucket_statements(bucket: s3.IBucket) -> Statements:
@@ -95,6 +110,80 @@ def _bucket_statements(bucket: s3.IBucket) -> Statements:
             ),
             None,
         ),
+    ]
+
+
+def _optional_statements(
+    stack: Stack, read_uris: Sequence[str], key: kms.IKey | None, secret_arn: str | None
+) -> Statements:
+    """What settings add."""
+    for uri in read_uris:
+        name, _, prefix = uri.removeprefix("s3://").partition("/")
+        arn = stack.format_arn(service="s3", region="", account="", resource=name)
+        yield (
+            iam.PolicyStatement(actions=["s3:GetObject"], resources=[f"{arn}/{prefix}*"]),
+            "The setting read_uris names a prefix, and objects are below it",
+        )
+        yield (
+            iam.PolicyStatement(
+                actions=["s3:ListBucket"],
+                resources=[arn],
+                conditions={"StringLike": {"s3:prefix": [f"{prefix}*"]}},
+            ),
+            None,
+        )
+    if key is not None:
+        yield (
+            iam.PolicyStatement(
+                sid="UseKey",
+                actions=["kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKey"],
+                resources=[key.key_arn],
+            ),
+            None,
+        )
+        yield (
+            iam.PolicyStatement(
+                # SageMaker hands the use of the key on to EBS, for the volume it attaches.
+                sid="LendKeyToVolumes",
+                actions=["kms:CreateGrant"],
+                resources=[key.key_arn],
+                conditions={"Bool": {"kms:GrantIsForAWSResource": "true"}},
+            ),
+            None,
+        )
+    if secret_arn is not None:
+        yield (
+            iam.PolicyStatement(
+                sid="ReadSecret", actions=["secretsmanager:GetSecretValue"], resources=[secret_arn]
+            ),
+            None,
+        )
+
+
+def _network_statements() -> Statements:
+    """SageMaker puts a network interface of a job into the network it is to run in, and takes it out.
+
+    "Give SageMaker Training Jobs Access to Resources in Your Amazon VPC" (developer guide).
+    """
+    return [
+        (
+            iam.PolicyStatement(
+                sid="AttachToNetwork",
+                actions=[
+                    "ec2:CreateNetworkInterface",
+                    "ec2:CreateNetworkInterfacePermission",
+                    "ec2:DeleteNetworkInterface",
+                    "ec2:DeleteNetworkInterfacePermission",
+                    "ec2:DescribeDhcpOptions",
+                    "ec2:DescribeNetworkInterfaces",
+                    "ec2:DescribeSecurityGroups",
+                    "ec2:DescribeSubnets",
+                    "ec2:DescribeVpcs",
+                ],
+                resources=["*"],
+            ),
+            "The interfaces get their ids when they are made, and the Describe actions know no resources",
+        )
     ]
 
 

@@ -1,9 +1,10 @@
 """What happens to one rank: start its job, relaunch it when it fails, give the run up at last.
 
 The states of one iteration of the run's Map. They read the variables of the run (`bucket`,
-`run_id`, `job_prefix`, `parameters`) and keep their own: `rank`, `attempt`, `refusals`,
-`job_name`, `job_status`, `failure`, `repeatable`. An iteration ends with the replica's result, or
-fails as ReplicaFailed; that fails the Map, and Step Functions stops the other iterations' jobs.
+`run_id`, `job_prefix`, `parameters`) and keep their own: `rank`, `instance_type`, `attempt`,
+`refusals`, `billable_s` of all attempts so far, `job_name`, `job_status`, `failure`,
+`repeatable`. An iteration ends with the replica's result, or fails as ReplicaFailed; that fails
+the Map, and Step Functions stops the other iterations' jobs.
 
 No Assign reads a variable that it sets as well: on AWS all its expressions see the old values, in
 an emulator the later ones may see the new.
@@ -15,10 +16,18 @@ from aws_cdk import Duration
 from aws_cdk import aws_stepfunctions as sfn
 from constructs import Construct
 
+from infra.job_options import JobOptions
 from infra.jsonata import condition, jsonata
 from infra.replica_role import JOB_LOG_GROUP
 from infra.run_objects import read_result, write_abort_marker, write_progress
-from infra.training_job_state import CREATION_ERRORS, JOB_NAME, QUOTA_ERRORS, THROTTLED, train_replica
+from infra.training_job_state import (
+    CREATION_ERRORS,
+    JOB_NAME,
+    QUOTA_ERRORS,
+    THROTTLED,
+    instance_type_of,
+    train_replica,
+)
 
 REPLICA_FAILED: Final = "ReplicaFailed"
 # Redrive would resume at the failed step, where job names and the abort marker are taken.
@@ -35,6 +44,7 @@ _PLAIN: Final = r'[^"\x5c\x00-\x1f]*'
 _JSON_STRING: Final = rf'{_PLAIN}(?:\x5c(?:["\x5c\x2fbfnrt]|u[0-9a-fA-F]{{4}}){_PLAIN})*'
 _REASON: Final = f'$match($states.errorOutput.Cause, /"FailureReason": *"({_JSON_STRING})"/).groups[0]'
 _STATUS: Final = r'$match($states.errorOutput.Cause, /"TrainingJobStatus": *"([A-Za-z]+)"/).groups[0]'
+_BILLABLE: Final = r'$match($states.errorOutput.Cause, /"BillableTimeInSeconds": *([0-9]+)/).groups[0]'
 _ERROR: Final = "$states.errorOutput.Error & ': ' & $substring($states.errorOutput.Cause, 0, 1024)"
 # A container that was killed had no time to say why (128 and SIGKILL's 9), and a person may not know that
 # this is how the kernel deals with one that has no memory left.
@@ -48,6 +58,7 @@ NOT_WORTH_A_RELAUNCH: Final = (
     "AbsentObject",
     "AccessDenied",
     "BadDataSet",
+    "BadSecret",
     "BadTrainer",
     "ForeignObject",
     "InvalidRunParameters",
@@ -61,13 +72,19 @@ NOT_WORTH_A_RELAUNCH: Final = (
 _FINAL: Final = f"/^(AlgorithmError: *)?({'|'.join(NOT_WORTH_A_RELAUNCH)}):/"
 
 
-def replica_states(scope: Construct, *, image_uri: str, role_arn: str) -> sfn.IChainable:
+def replica_states(scope: Construct, *, image_uri: str, role_arn: str, options: JobOptions) -> sfn.IChainable:
     """The iteration's first state, the others chained to it."""
     replica = sfn.Pass.jsonata(
         scope,
         "Replica",
         comment="One rank; each time it is started is an attempt, numbered from 0",
-        assign={"rank": jsonata("$states.input.rank"), "attempt": 0, "refusals": 0},
+        assign={
+            "rank": jsonata("$states.input.rank"),
+            "instance_type": jsonata(instance_type_of("$states.input.rank")),
+            "attempt": 0,
+            "refusals": 0,
+            "billable_s": 0,
+        },
     )
     name_job = sfn.Pass.jsonata(
         scope,
@@ -78,7 +95,9 @@ def replica_states(scope: Construct, *, image_uri: str, role_arn: str) -> sfn.IC
     give_up = _give_up(scope)
     relaunch = _relaunch(scope, then=name_job, otherwise=give_up)
     train = sfn.CustomState(
-        scope, "TrainReplica", state_json=train_replica(image_uri=image_uri, role_arn=role_arn)
+        scope,
+        "TrainReplica",
+        state_json=train_replica(image_uri=image_uri, role_arn=role_arn, options=options),
     )
     train.add_retry(  # other runs hold the account's instances; they may end
         errors=list(QUOTA_ERRORS),
@@ -135,6 +154,7 @@ def _failure() -> dict[str, str]:
             f"({found} $states.errorOutput.Error != 'States.TaskFailed' ? false :"
             f" $exists($reason) ? $not($contains($reason, {_FINAL})) : true)"
         ),
+        "billable_s": jsonata(f"($s := {_BILLABLE}; $exists($s) ? $billable_s + $number($s) : $billable_s)"),
     }
 
 

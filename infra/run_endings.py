@@ -13,6 +13,18 @@ from infra.run_objects import RESULT_FIELDS
 # An execution's Cause ends at 32,768 characters, and a character may take four bytes.
 CAUSE_CHARACTERS: Final = 8000
 
+# Of each replica, what the summary shows.
+OF_EACH_REPLICA: Final = (
+    "rank",
+    "status",
+    "attempts",
+    "billable_s",
+    "instance_type",
+    "job_name",
+    "rounds",
+    "weights_hash",
+)
+
 _KEEP_RUN: Final = {"run_id": jsonata("$run_id")}
 
 
@@ -22,14 +34,15 @@ def compare_and_sum_up(scope: Construct) -> sfn.IChainable:
         scope, "ReplicasAgree?", comment="Replicas that took the same means have the same weights, to the bit"
     )
     result = ", ".join(f"'{name}': $replicas[0].{name}" for name in RESULT_FIELDS)
-    of_each = ", ".join(
-        f"'{name}': {name}" for name in ("rank", "status", "attempts", "job_name", "rounds", "weights_hash")
-    )
+    of_each = ", ".join(f"'{name}': {name}" for name in OF_EACH_REPLICA)
     summary = sfn.Pass.jsonata(
         scope,
         "Summary",
         comment="Where the model is, and what each replica has done for it",
-        outputs=jsonata(f"{{'run_id': $run_id, {result}, 'replicas': [$replicas.{{{of_each}}}]}}"),
+        outputs=jsonata(
+            f"{{'run_id': $run_id, {result}, 'billable_s': $sum($replicas.billable_s),"
+            f" 'replicas': [$replicas.{{{of_each}}}]}}"
+        ),
     )
     diverged = sfn.Fail.jsonata(
         scope,

@@ -15,20 +15,21 @@ from trainer.layout import RunLayout
 _RUN: Final = "RUN-ID-HERE"
 _RANK: Final = 9999  # a rank no run has, four digits like every rank in a key
 _LAYOUT: Final = RunLayout(_RUN)
+ANY_RUN: Final = _LAYOUT  # for `key`
 
 _PUT: Final = "arn:aws:states:::aws-sdk:s3:putObject"
 _GET: Final = "arn:aws:states:::aws-sdk:s3:getObject"
 _KEEP_RANK: Final = {"rank": jsonata("$rank")}
 
 
-def _pattern(template: str) -> str:
+def any_run(template: str) -> str:
     """The key of any run and rank, as an IAM policy writes it."""
     return template.replace(_RUN, "*").replace(f"{_RANK:04d}", "*")
 
 
 # For the state machine's role: all it may write, and all it may read.
-WRITTEN: Final = tuple(map(_pattern, (_LAYOUT.run_file, _LAYOUT.progress(_RANK), _LAYOUT.abort)))
-READ: Final = (_pattern(_LAYOUT.result(_RANK)),)
+WRITTEN: Final = tuple(map(any_run, (_LAYOUT.run_file, _LAYOUT.progress(_RANK), _LAYOUT.abort)))
+READ: Final = (any_run(_LAYOUT.result(_RANK)),)
 
 # Of a replica's result, what the summary shows. 40 of them and all else have 256 KiB between two states.
 RESULT_FIELDS: Final = ("model_uri", "weights_hash", "rounds", "first_loss", "last_loss", "bigram_loss")
@@ -118,7 +119,8 @@ def read_result() -> dict[str, Any]:
         "Arguments": {"Bucket": jsonata("$bucket"), "Key": jsonata(key(_LAYOUT.result(_RANK)))},
         "Output": jsonata(
             "($body := $states.result.Body; $result := $type($body) = 'string' ? $parse($body) : $body;"
-            " {'rank': $rank, 'status': 'Completed', 'attempts': $attempt + 1, 'job_name': $job_name, "
+            " {'rank': $rank, 'status': 'Completed', 'attempts': $attempt + 1, 'job_name': $job_name,"
+            " 'instance_type': $instance_type, 'billable_s': $billable_s, "
             f"{fields}"
             "})"
         ),

@@ -1,5 +1,7 @@
 """The state machine of a run: an execution is a run, its name the run's id, its input the parameters."""
 
+from typing import Final
+
 from aws_cdk import RemovalPolicy, Stack
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_logs as logs
@@ -9,7 +11,10 @@ from constructs import Construct
 
 from infra import run_objects
 from infra.findings import Statements, acknowledge_wildcards, add_statements
+from infra.job_options import JobOptions
 from infra.run_states import run_states
+
+VENDED_LOGS: Final = "/aws/vendedlogs"
 
 
 class RunStateMachine(Construct):
@@ -23,12 +28,20 @@ class RunStateMachine(Construct):
         bucket: s3.IBucket,
         image_uri: str,
         replica_role: iam.IRole,
+        options: JobOptions,
         log_retention: logs.RetentionDays,
     ) -> None:
         super().__init__(scope, id_)
         self.role = self._role(bucket, replica_role)
+        # The beginning of the name is what lets Step Functions write without growing the account's
+        # one resource policy of log delivery, which ends at 5,120 characters ("Logging using
+        # CloudWatch Logs", Step Functions guide). The rest is the stack's: two stages don't meet.
         self.log_group = logs.LogGroup(
-            self, "Logs", retention=log_retention, removal_policy=RemovalPolicy.DESTROY
+            self,
+            "Logs",
+            log_group_name=f"{VENDED_LOGS}/states/{Stack.of(self).stack_name}",
+            retention=log_retention,
+            removal_policy=RemovalPolicy.DESTROY,
         )
         self.state_machine = sfn.StateMachine(
             self,
@@ -42,6 +55,7 @@ class RunStateMachine(Construct):
                     bucket_name=bucket.bucket_name,
                     image_uri=image_uri,
                     role_arn=replica_role.role_arn,
+                    options=options,
                 )
             ),
             logs=sfn.LogOptions(
@@ -110,6 +124,14 @@ def _job_statements(stack: Stack, replica_role: iam.IRole) -> Statements:
             ),
             None,
         ),
+        (
+            iam.PolicyStatement(
+                sid="ReadQuotas",
+                actions=["servicequotas:ListAWSDefaultServiceQuotas", "servicequotas:ListServiceQuotas"],
+                resources=["*"],
+            ),
+            "Lists of a whole service's quotas: the actions know no resources",
+        ),
     ]
 
 
@@ -131,5 +153,19 @@ def _bucket_statements(bucket: s3.IBucket) -> Statements:
                 resources=[bucket.arn_for_objects(key) for key in run_objects.READ],
             ),
             any_run,
+        ),
+        *(
+            [
+                (
+                    iam.PolicyStatement(
+                        sid="UseKey",
+                        actions=["kms:Decrypt", "kms:GenerateDataKey"],
+                        resources=[bucket.encryption_key.key_arn],
+                    ),
+                    None,
+                )
+            ]
+            if bucket.encryption_key
+            else []
         ),
     ]

@@ -1,17 +1,20 @@
-"""A run from its input to its replicas: check the parameters, record them, fan out.
+"""A run from its input to its replicas: check parameters and quotas, record them, fan out.
 
 Variables of a run: `defaults`, `bucket`, then `problems`, then `run_id`, `parameters`,
-`job_prefix`, then `replicas`, the results, or `run_failure`. A Map's iterations see them but have
-names of their own, since an inner variable can't be called like an outer one (Step Functions guide,
-"Passing data between states with variables"). Every way to fail has an Error to search for.
+`job_prefix`, then those of quota_states.py, then `replicas`, the results, or `run_failure`. A
+Map's iterations see them but have names of their own, since an inner variable can't be called
+like an outer one (Step Functions guide, "Passing data between states with variables"). Every way
+to fail has an Error to search for.
 """
 
-from typing import Final
+from typing import Any, Final
 
 from aws_cdk import aws_stepfunctions as sfn
 from constructs import Construct
 
+from infra.job_options import JobOptions
 from infra.jsonata import condition, jsonata
+from infra.quota_states import check_quotas
 from infra.replica_states import REDRIVE_REFUSED, REPLICA_FAILED, replica_states
 from infra.run_endings import CAUSE_CHARACTERS, compare_and_sum_up, stop_and_fail
 from infra.run_objects import write_run_file
@@ -30,17 +33,27 @@ RUN_ID: Final = (
 )
 
 
-def run_states(scope: Construct, *, bucket_name: str, image_uri: str, role_arn: str) -> sfn.IChainable:
+def run_states(
+    scope: Construct, *, bucket_name: str, image_uri: str, role_arn: str, options: JobOptions
+) -> sfn.IChainable:
     """The state machine's first state, the others chained to it."""
     begin = sfn.Pass.jsonata(
         scope,
         "Defaults",
         comment="What a run does where its input says nothing else",
-        assign={"defaults": defaults(), "bucket": bucket_name},
+        assign={
+            "defaults": {name: _assignable(value) for name, value in defaults().items()},
+            "bucket": bucket_name,
+        },
     )
-    fan_out = _fan_out(scope, image_uri=image_uri, role_arn=role_arn)
-    begin.next(_check(scope, then=_name(scope, then=_record(scope, then=fan_out))))
+    fan_out = _fan_out(scope, replica_states(scope, image_uri=image_uri, role_arn=role_arn, options=options))
+    begin.next(_check(scope, then=_name(scope, then=check_quotas(scope, then=_record(scope, then=fan_out)))))
     return begin
+
+
+def _assignable(value: Any) -> Any:
+    """An empty text as an expression, since validators of definitions take no empty one for a value."""
+    return jsonata('""') if value == "" else value
 
 
 def _check(scope: Construct, *, then: sfn.IChainable) -> sfn.IChainable:
@@ -58,7 +71,7 @@ def _check(scope: Construct, *, then: sfn.IChainable) -> sfn.IChainable:
         error="InvalidRunParameters",
         cause=jsonata(
             f"$substring($join([$problems.(name & ': ' & text)], '; '), 0, {CAUSE_CHARACTERS})"
-            " & '. Nothing was started: start a new execution.'"
+            f" & '. Nothing was started. {REDRIVE_REFUSED}'"
         ),
     )
     check.next(is_valid)
@@ -94,8 +107,7 @@ def _record(scope: Construct, *, then: sfn.IChainable) -> sfn.IChainable:
         comment="A run of this name exists, and its log can't be shared",
         error="RunNameTaken",
         cause=jsonata(
-            "'There is a run ' & $run_id & ' in this bucket already; nothing was started."
-            " Start a new execution under another name.'"
+            f"'There is a run ' & $run_id & ' in this bucket already; nothing was started. {REDRIVE_REFUSED}'"
         ),
     )
     refused = sfn.Fail.jsonata(
@@ -121,7 +133,7 @@ def _record(scope: Construct, *, then: sfn.IChainable) -> sfn.IChainable:
     return write
 
 
-def _fan_out(scope: Construct, *, image_uri: str, role_arn: str) -> sfn.IChainable:
+def _fan_out(scope: Construct, replica: sfn.IChainable) -> sfn.IChainable:
     fan_out = sfn.Map.jsonata(
         scope,
         "FanOut",
@@ -132,7 +144,7 @@ def _fan_out(scope: Construct, *, image_uri: str, role_arn: str) -> sfn.IChainab
         assign={"replicas": jsonata("$states.result")},
         outputs={"run_id": jsonata("$run_id")},
     )
-    fan_out.item_processor(replica_states(scope, image_uri=image_uri, role_arn=role_arn))
+    fan_out.item_processor(replica)
     fan_out.add_catch(
         stop_and_fail(scope),
         errors=["States.ALL"],

@@ -9,6 +9,8 @@ from aws_cdk import aws_ecr as ecr
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
+from infra.job_options import JobOptions
+from infra.network import IsolatedNetwork
 from infra.replica_role import ReplicaRole
 from infra.run_state_machine import RunStateMachine
 from infra.settings import Settings
@@ -45,18 +47,30 @@ class RunsStack(Stack):
             **kwargs,
         )
         built = None if settings.image_uri else self._image(settings, repository, root)
-        replica = ReplicaRole(self, "Replica", bucket=bucket, repository=self._home_of(settings, repository))
+        options = self._job_options(settings, bucket)
+        replica = ReplicaRole(
+            self,
+            "Replica",
+            bucket=bucket,
+            repository=self._home_of(settings, repository),
+            read_uris=settings.read_uris,
+            key=bucket.encryption_key,
+            secret_arn=settings.secret_arn,
+            in_network=bool(options.subnet_ids),
+        )
         runs = RunStateMachine(
             self,
             "Runs",
             bucket=bucket,
             image_uri=built.uri if built else str(settings.image_uri),
             replica_role=replica.role,
+            options=options,
             log_retention=settings.log_retention,
         )
-        if built:
+        if built:  # the image's digest says so too, but only as long as the definition names it
             # Where the build fails, so does the deployment, and runs go on with the image before.
             runs.state_machine.node.add_dependency(built.build)
+        self.state_machine = runs.state_machine
         CfnOutput(
             self,
             STATE_MACHINE_OUTPUT,
@@ -64,6 +78,14 @@ class RunsStack(Stack):
             description="Start an execution of this with run parameters as its input",
         )
         CfnOutput(self, BUCKET_OUTPUT, value=bucket.bucket_name, description="Bucket of all runs")
+
+    def _job_options(self, settings: Settings, bucket: s3.IBucket) -> JobOptions:
+        subnets, groups = settings.subnet_ids, settings.security_group_ids
+        if settings.isolated_network:
+            network = IsolatedNetwork(self, "Network", with_secrets=settings.secret_arn is not None)
+            subnets, groups = network.subnet_ids, (network.replicas.security_group_id,)
+        key = bucket.encryption_key
+        return JobOptions(subnets, groups, key.key_arn if key else None, settings.secret_arn, settings.prefix)
 
     def _image(self, settings: Settings, repository: ecr.IRepository, root: Path) -> TrainerImage:
         return TrainerImage(

@@ -4,9 +4,11 @@ from typing import Any
 
 from aws_cdk import Duration, Stack
 from aws_cdk import aws_ecr as ecr
+from aws_cdk import aws_kms as kms
 from constructs import Construct
 
 from infra.run_bucket import RunBucket
+from infra.sandbox_emptier import SandboxEmptier
 from infra.settings import Settings
 
 
@@ -21,13 +23,23 @@ class StorageStack(Stack):
         super().__init__(
             scope, id_, description="Distributed training over S3: the data of all runs", **kwargs
         )
+        key = self._key(settings) if settings.customer_key else None
         self.run_bucket = RunBucket(
-            self, "RunBucket", payload_days=settings.payload_days, removal_policy=settings.removal_policy
+            self,
+            "RunBucket",
+            payload_days=settings.payload_days,
+            removal_policy=settings.removal_policy,
+            key=key,
         )
-        # A tag names the content of a build, so it never moves: a run keeps the code it began with.
+        if settings.sandbox:
+            SandboxEmptier(self, "Emptier", bucket=self.run_bucket.bucket)
+        # A tag names the content of a build, so it never moves: a run keeps the code it began with. No rule
+        # takes tagged images away, since the one in use may be the oldest of all: a relaunch in the fourth
+        # week of a run pulls what the run began with. They cost ten cents a gigabyte and month.
         self.repository = ecr.Repository(
             self,
             "TrainerRepository",
+            encryption_key=key,
             image_scan_on_push=True,
             image_tag_mutability=ecr.TagMutability.IMMUTABLE,
             removal_policy=settings.removal_policy,
@@ -37,4 +49,14 @@ class StorageStack(Stack):
             description="Pushes that were overtaken leave layers without a tag",
             tag_status=ecr.TagStatus.UNTAGGED,
             max_image_age=Duration.days(30),
+        )
+
+    def _key(self, settings: Settings) -> kms.Key:
+        return kms.Key(
+            self,
+            "Key",
+            description="Bucket, images and volumes of training runs",
+            enable_key_rotation=True,
+            # Without its key, data that stays could not be read again.
+            removal_policy=settings.removal_policy,
         )

@@ -30,7 +30,7 @@ ANSWER_TIMEOUT: Final = Duration.minutes(55)
 
 
 class TrainerImage(Construct):
-    """Builds the image into `repository`; `uri` is what a training job names, once `build` is done."""
+    """Builds the image into `repository`; `uri`, by digest, is what a training job names."""
 
     def __init__(
         self,
@@ -51,11 +51,12 @@ class TrainerImage(Construct):
             exclude=(ROOT / ".dockerignore").read_text().split(),
             ignore_mode=IgnoreMode.DOCKER,
         )
-        self.uri = repository.repository_uri_for_tag(content_tag(context.asset_hash, base_image))
+        tagged = repository.repository_uri_for_tag(content_tag(context.asset_hash, base_image))
         log_group = logs.LogGroup(self, "Logs", retention=log_retention, removal_policy=RemovalPolicy.DESTROY)
 
         project = self._project(context, base_image, log_group)
         repository.grant_pull_push(project)
+        repository.grant(project, "ecr:DescribeImages")  # the digest of what was pushed
         role = self._starter_role(project, log_group)
         starter = self._starter(role, log_group)
         self.build = CustomResource(
@@ -66,9 +67,11 @@ class TrainerImage(Construct):
             service_timeout=ANSWER_TIMEOUT,
             properties={
                 "Project": project.project_name,
-                "ImageUri": self.uri,  # whenever this changes, a build starts
+                "ImageUri": tagged,  # whenever this changes, a build starts
             },
         )
+        # By digest: the state machine names the very bytes that this deployment built.
+        self.uri = repository.repository_uri_for_digest(self.build.get_att_string("Digest"))
         # CloudFormation would otherwise start the build before the policies of both roles exist, or
         # with the context of the deployment before.
         self.build.node.add_dependency(project, role)

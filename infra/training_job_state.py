@@ -3,14 +3,15 @@
 A CustomState, because CDK's SageMakerCreateTrainingJob knows neither entry point, arguments, spot
 nor keep-alive, and writes JSONata expressions into an ARN of its policy.
 
-Variables it reads: `bucket`, `run_id` and `parameters` of the run; `rank`, `attempt` and
-`job_name` of the replica.
+Variables it reads: `bucket`, `run_id` and `parameters` of the run; `rank`, `attempt`,
+`job_name`, `instance_type` and `billable_s` of the replica.
 """
 
 from typing import Any, Final
 
+from infra.job_options import JobOptions
 from infra.jsonata import as_expression, jsonata
-from infra.run_objects import run_file
+from infra.run_objects import ANY_RUN, key, run_file
 from trainer import layout
 from trainer.run_spec import BUILT_IN_CODE, SOURCE_ARCHIVE
 
@@ -43,22 +44,40 @@ CREATION_ERRORS: Final = (
 THROTTLED: Final = "/Throttl|Rate exceeded|TooManyRequests/"
 
 
-def train_replica(*, image_uri: str, role_arn: str) -> dict[str, Any]:
+def instance_type_of(rank: str) -> str:
+    """JSONata for the instance type of a rank: the types are given to the ranks in turn."""
+    types = "$split($parameters.instance_type, ',')"
+    return f"($rank_ := {rank}; $types_ := {types}; $types_[$rank_ % $count($types_)])"
+
+
+# Instance families, as JSONata has a regular expression. MaxPendingTimeInSeconds is for accelerated
+# ones; VolumeKmsKeyId for those without NVMe disks (ResourceConfig, SageMaker API reference).
+ACCELERATED: Final = r"/^ml\.(g|gr|p|trn|inf)[0-9]/"
+HAS_LOCAL_DISKS: Final = r"/^ml\.((g[4-9]|gr[0-9]|p[4-9]|trn)[a-z0-9-]*|[a-z]+[0-9]+[a-z]*d[a-z]*)\./"
+
+
+def train_replica(*, image_uri: str, role_arn: str, options: JobOptions) -> dict[str, Any]:
     """The state, without what follows it."""
     return {
         "Type": "Task",
         "Comment": "One replica: a training job on one instance, until it ends",
         "Resource": "arn:aws:states:::sagemaker:createTrainingJob.sync",
-        "Arguments": _arguments(image_uri=image_uri, role_arn=role_arn),
+        "Arguments": _arguments(image_uri, role_arn, options),
         # Of the description of a job, which is long, only this is of use.
-        "Assign": {"job_status": jsonata("$states.result.TrainingJobStatus")},
+        "Assign": {
+            "job_status": jsonata("$states.result.TrainingJobStatus"),
+            "billable_s": jsonata(
+                "$billable_s + ($exists($states.result.BillableTimeInSeconds) ?"
+                " $states.result.BillableTimeInSeconds : 0)"
+            ),
+        },
         "Output": {"rank": jsonata("$rank")},
     }
 
 
-def _arguments(*, image_uri: str, role_arn: str) -> str:
+def _arguments(image_uri: str, role_arn: str, options: JobOptions) -> str:
     """One expression: a job without a channel has no InputDataConfig, which an object can't say."""
-    always = as_expression(_request(image_uri=image_uri, role_arn=role_arn))
+    always = as_expression(_request(image_uri, role_arn, options))
     channel = as_expression({"InputDataConfig": [_code_channel()]})
     return jsonata(f"$merge([{always}, $parameters.source_uri = '{BUILT_IN_CODE}' ? {{}} : {channel}])")
 
@@ -84,7 +103,7 @@ def _code_channel() -> dict[str, Any]:
     }
 
 
-def _request(*, image_uri: str, role_arn: str) -> dict[str, Any]:
+def _request(image_uri: str, role_arn: str, options: JobOptions) -> dict[str, Any]:
     run_uri = jsonata(f"'s3://' & $bucket & '/' & {run_file()}")
     return {
         "TrainingJobName": jsonata("$job_name"),
@@ -99,11 +118,7 @@ def _request(*, image_uri: str, role_arn: str) -> dict[str, Any]:
                 {"Name": name, "Regex": layout.metric_pattern(name)} for name in layout.METRICS
             ],
         },
-        "Environment": {
-            layout.RUN_URI_ENV: run_uri,
-            layout.RANK_ENV: jsonata("$string($rank)"),
-            "WORLD_SIZE": jsonata("$string($parameters.n_replicas)"),
-        },
+        "Environment": jsonata(_environment(options)),
         # For people who look at the job in the console; a replica reads run.json.
         "HyperParameters": jsonata(
             "$merge($each($parameters, function($value, $name) {"
@@ -111,23 +126,55 @@ def _request(*, image_uri: str, role_arn: str) -> dict[str, Any]:
         ),
         # One instance: several would join into one job with a network of its own.
         "ResourceConfig": jsonata(
-            "$merge([{'InstanceCount': 1, 'InstanceType': $parameters.instance_type,"
-            " 'VolumeSizeInGB': $parameters.volume_gb},"
+            "$merge([{'InstanceCount': 1, 'InstanceType': $instance_type,"
+            f" 'VolumeSizeInGB': $parameters.volume_gb}}, {_volume_key(options)}"
+            " $parameters.training_plan_arn != ''"
+            " ? {'TrainingPlanArn': $parameters.training_plan_arn} : {},"
             " $parameters.keep_alive_period_s > 0"
             " ? {'KeepAlivePeriodInSeconds': $parameters.keep_alive_period_s} : {}])"
         ),
         "StoppingCondition": jsonata(
             "$merge([{'MaxRuntimeInSeconds': $parameters.max_runtime_s},"
+            f" $contains($instance_type, {ACCELERATED})"
+            " ? {'MaxPendingTimeInSeconds': $parameters.max_pending_s} : {},"
             " $parameters.use_spot ? {'MaxWaitTimeInSeconds': $parameters.max_wait_s} : {}])"
         ),
         "EnableManagedSpotTraining": jsonata("$parameters.use_spot"),
         # Isolated, a container could not reach S3, and every peer would wait for it in vain.
         "EnableNetworkIsolation": False,
         "OutputDataConfig": {
-            "S3OutputPath": jsonata(f"'s3://' & $bucket & '/{layout.OUTPUT_PREFIX}/' & $run_id & '/jobs'")
+            "S3OutputPath": jsonata(f"'s3://' & $bucket & '/{layout.OUTPUT_PREFIX}/' & $run_id & '/jobs'"),
+            # Weights hardly get smaller, and packing them takes minutes that are billed.
+            "CompressionType": "NONE",
+            **options.output_key(),
         },
-        "Tags": [
-            {"Key": "diloco:run", "Value": jsonata("$run_id")},
-            {"Key": "diloco:rank", "Value": jsonata("$string($rank)")},
-        ],
+        # What a trainer writes to /opt/ml/output/tensorboard, uploaded while it runs.
+        "TensorBoardOutputConfig": {
+            "S3OutputPath": jsonata(f"'s3://' & $bucket & '/' & {key(ANY_RUN.tensorboard_prefix)}")
+        },
+        **options.vpc_config(),
+        "Tags": jsonata(
+            f"[{{'Key': 'application', 'Value': '{options.application}'}},"
+            " {'Key': 'diloco:run', 'Value': $run_id}, {'Key': 'diloco:rank', 'Value': $string($rank)},"
+            " $each($parameters.tags, function($value, $name) { {'Key': $name, 'Value': $value} })]"
+        ),
     }
+
+
+def _environment(options: JobOptions) -> str:
+    """The run's own variables come last: a user's can't replace them."""
+    ours = {
+        layout.RUN_URI_ENV: f"'s3://' & $bucket & '/' & {run_file()}",
+        layout.RANK_ENV: "$string($rank)",
+        "WORLD_SIZE": "$string($parameters.n_replicas)",
+        **{name: f"'{value}'" for name, value in options.environment().items()},
+    }
+    members = ", ".join(f"'{name}': {value}" for name, value in ours.items())
+    return f"$merge([$parameters.environment, {{{members}}}])"
+
+
+def _volume_key(options: JobOptions) -> str:
+    """SageMaker refuses a key for the disks of an instance that brings its own, encrypted ones."""
+    if options.key_arn is None:
+        return ""
+    return f"$contains($instance_type, {HAS_LOCAL_DISKS}) ? {{}} : {{'VolumeKmsKeyId': '{options.key_arn}'}},"

@@ -52,6 +52,13 @@ _HELPERS: Final = """
     $length($value) > $most ? false :
     $contains($value, "\\n") ? false : $matches($value)
   }};
+  $pairs := function($most, $good_name, $good_value) { function($value) {
+    $type($value) != "object" ? false :
+    $count($keys($value)) > $most ? false :
+    $count([$each($value, function($text_, $name_) {
+      $good_name($name_) ? $good_value($text_) : false
+    })][$ = false]) = 0
+  }};
   $boolean := function($value) { $type($value) = "boolean" };
   $check := function($name, $value, $good, $wanted) {(
     $not($good($value)) ? {"name": $name, "text": "must be " & $wanted & ", not " & $shown($value)}
@@ -132,17 +139,29 @@ def _predicate(field: dict[str, Any]) -> str:
     match field["type"]:
         case "boolean":
             return "$boolean"
+        case "object":
+            refused = f"$not($contains($uppercase($value), /{_slashed(field['refused'])}/))"
+            return (
+                f"$pairs({field['most']}, "
+                f"{_text(1, field['name_characters'], field['name_pattern'], also=refused)}, "
+                f"{_text(0, field['value_characters'], field['value_pattern'])})"
+            )
         case "string":
-            matches = "true"
-            if "pattern" in field:
-                # JSONata writes a regular expression between slashes, as JavaScript does.
-                matches = f"$contains($value, /{field['pattern'].replace('/', chr(92) + '/')}/)"
-            least = field.get("minLength", 0)
-            return f"$text({least}, {field['maxLength']}, function($value) {{ {matches} }})"
+            return _text(field.get("minLength", 0), field["maxLength"], field.get("pattern"))
         case "integer" | "number":
             kind = "$whole" if field["type"] == "integer" else "$number"
             return f"{kind}(function($value) {{ {_in_bounds(field)} }})"
     raise TypeError(f"no JSONata check for a run parameter of type {field['type']}")
+
+
+def _text(least: int, most: int, pattern: str | None, also: str = "true") -> str:
+    matches = f"$contains($value, /{_slashed(pattern)}/) ? {also} : false" if pattern else also
+    return f"$text({least}, {most}, function($value) {{ {matches} }})"
+
+
+def _slashed(pattern: str) -> str:
+    """JSONata writes a regular expression between slashes, as JavaScript does."""
+    return pattern.replace("/", chr(92) + "/")
 
 
 def _in_bounds(field: dict[str, Any]) -> str:
@@ -153,8 +172,9 @@ def _in_bounds(field: dict[str, Any]) -> str:
 
 def _rule(rule: Rule) -> str:
     """A broken rule as a {"name", "text"}; no value where it holds or can't be asked."""
-    left, right = _product(rule.left), _product(rule.right)
+    left, right = _product(rule.left), _product(rule.right) if rule.right else '""'
     holds = {
+        "empty": f"{left} = {right}",
         "a multiple of": f"{left} % {right} = 0",
         "below": f"{left} < {right}",
         "at most": f"{left} <= {right}",

@@ -20,6 +20,8 @@ what this project needs and ministack lacks is added to that process by the modu
     codebuild.py       builds that run their buildspec (build.py) with a stand-in for docker
                        (stand_in_docker.py)
     service_quotas.py  the quotas that a run is checked against
+    kept_resources.py  resources of CloudFormation without an effect here: budgets, saved queries
+    s3_conditions.py   what bucket policies can know of conditional writes
     refusals.py        calls nobody emulates are refused by name
 
 supervisor.py starts and ends that process from the project's own environment, environment.py makes the other

@@ -98,6 +98,10 @@ class JobFolder:
         try:
             for folder, name in (("model", "model"), ("output/data", "output")):
                 _upload(session.client("s3"), self.base / folder, target, name, compressed=compressed)
+            if tensorboard := self._request.get("TensorBoardOutputConfig"):
+                local = self.inside(tensorboard.get("LocalPath", f"{CONTAINER_BASE}/output/tensorboard"))
+                to = f"{tensorboard['S3OutputPath'].rstrip('/')}/{job_name}"
+                _upload(session.client("s3"), local, to, "tensorboard-output", compressed=False)
         except (ClientError, S3UploadFailedError) as error:
             raise JobFailed(f"ClientError: Artifact upload failed:{target}: {error}") from error
         return f"{target}/model.tar.gz" if compressed else f"{target}/model/"
@@ -163,7 +167,7 @@ def _upload(s3: Any, folder: Path, target: str, name: str, *, compressed: bool) 
         return
     bucket, prefix = _split_uri(target)
     if not compressed:
-        below = "model" if name == "model" else "data"
+        below = {"output": "data"}.get(name, name)
         for path in files:
             s3.upload_file(str(path), bucket, f"{prefix}/{below}/{path.relative_to(folder)}")
         return

@@ -16,7 +16,16 @@ import ministack.app
 from hypercorn.asyncio import serve  # type: ignore[import-not-found]
 from hypercorn.config import Config  # type: ignore[import-not-found]
 
-from local_aws import aws_sdk_task, branches, codebuild, job_container, refusals, step_functions
+from local_aws import (
+    aws_sdk_task,
+    branches,
+    codebuild,
+    job_container,
+    kept_resources,
+    refusals,
+    s3_conditions,
+    step_functions,
+)
 from local_aws.endpoint_network import EndpointNetwork
 from local_aws.guard import Guard
 from local_aws.job_container import Podman
@@ -38,7 +47,9 @@ def main(settings: Settings, listener_fd: int) -> None:
     step_functions.install(sagemaker, settings)
     aws_sdk_task.install()
     codebuild.install(host)
+    kept_resources.install()
     refusals.install()
+    s3_conditions.install()
     _pretend_tls()
 
     def end(*_: object) -> None:

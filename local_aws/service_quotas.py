@@ -1,7 +1,8 @@
 """Service Quotas of SageMaker training, as a new account may have them.
 
 A run asks for these before it starts, and CreateTrainingJob enforces them. `--quotas FILE.json` maps names to
-values over the defaults: {"ml.m5.xlarge for training job usage": 2}. An instance type without an entry has a
+values over the defaults: {"ml.m5.xlarge for training job usage": 2}; null takes a name from the applied
+values, which on AWS too may lack what only the defaults list. An instance type without an entry has a
 quota of 0, which is what AWS gives for most accelerators until one asks.
 """
 
@@ -46,7 +47,8 @@ class Quotas:
 
     def __init__(self, overrides_file: str | None) -> None:
         overrides = json.loads(Path(overrides_file).read_text()) if overrides_file else {}
-        self._applied: dict[str, float] = {**_DEFAULTS, **overrides}
+        merged = {**_DEFAULTS, **overrides}
+        self._applied: dict[str, float] = {name: value for name, value in merged.items() if value is not None}
 
     def instances(self, instance_type: str, *, spot: bool) -> tuple[str, float]:
         """The name and value of the quota for training jobs on `instance_type`."""

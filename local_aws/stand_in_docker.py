@@ -1,4 +1,4 @@
-"""Stands in for `docker`, and for `aws ecr get-login-password`, in an emulated build.
+"""Stands in for `docker`, and for two commands of `aws ecr`, in an emulated build.
 
     python stand_in_docker.py docker build -t NAME .
     python stand_in_docker.py aws ecr get-login-password --region us-east-1
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+from botocore.exceptions import ClientError
 
 _MANIFEST_TYPE = "application/vnd.docker.distribution.manifest.v2+json"
 _OPTIONS_WITHOUT_VALUE = {"--push", "--load", "--pull", "--no-cache", "--quiet", "-q", "--use", "--bootstrap"}
@@ -45,10 +46,25 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _aws(arguments: Sequence[str]) -> None:
+    if list(arguments[:2]) == ["ecr", "describe-images"]:
+        print(_digest(arguments))
+        return
     if list(arguments[:2]) != ["ecr", "get-login-password"]:
-        raise Refused(f"only `aws ecr get-login-password` is emulated, not `aws {' '.join(arguments)}`")
+        raise Refused(f"of `aws`, two commands of ecr are emulated, not `aws {' '.join(arguments)}`")
     token = boto3.client("ecr").get_authorization_token()
     print(token["authorizationData"][0]["authorizationToken"])
+
+
+def _digest(arguments: Sequence[str]) -> str:
+    """As --query 'imageDetails[0].imageDigest' --output text prints it."""
+    (repository,), (image,) = _values(arguments, "--repository-name"), _values(arguments, "--image-ids")
+    try:
+        found = boto3.client("ecr").describe_images(
+            repositoryName=repository, imageIds=[{"imageTag": image.removeprefix("imageTag=")}]
+        )
+    except ClientError as error:
+        raise Refused(f"ecr describe-images: {error}") from error
+    return str(found["imageDetails"][0]["imageDigest"])
 
 
 def _docker(arguments: Sequence[str]) -> None:

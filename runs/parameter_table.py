@@ -3,6 +3,7 @@
 python -m runs.parameter_table
 """
 
+import json
 from pathlib import Path
 from typing import Final
 
@@ -16,12 +17,14 @@ def table() -> str:
     """Markdown between the two markers: a row a field, then the rules across fields."""
     lines = [BEGIN, "", "| parameter | default | what it is | what it may be |", "|---|---|---|---|"]
     for name, field in RunSpec.model_fields.items():
-        default = f"`{str(field.default).lower() if isinstance(field.default, bool) else field.default}`"
+        default = f"`{json.dumps(field.default) if not isinstance(field.default, str) else field.default}`"
+        default = default if field.default != "" else "empty"
         lines.append(f"| `{name}` | {default} | {field.description} | {_escaped(bounds(name))} |")
     lines += ["", "And across parameters:", ""]
     for rule in RULES:
+        wanted = f"{rule.relation} `{rule.right}`" if rule.right else rule.relation
         condition = f", with `{rule.when}`" if rule.when else ""
-        lines.append(f"- `{rule.left}` must be {rule.relation} `{rule.right}`{condition}: {rule.why}.")
+        lines.append(f"- `{rule.left}` must be {wanted}{condition}: {rule.why}.")
     return "\n".join([*lines, "", END])
 
 

@@ -12,6 +12,7 @@ OURS = {"app", "infra", "trainer", "runs", "local_aws", "container", "benchmarks
 LEAVES = {
     "trainer.run_spec",
     "trainer.run_rules",
+    "trainer.run_pairs",
     "trainer.layout",
     "trainer.report",
     "trainer.progress_view",

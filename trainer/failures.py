@@ -22,6 +22,10 @@ class BadTrainer(Exception):
     """source_uri, trainer_module and trainer_fn name nothing that can be called, or nothing that trains."""
 
 
+class BadSecret(Exception):
+    """The secret that the deployment names is missing, or no JSON object of texts."""
+
+
 @dataclass(frozen=True)
 class Ending:
     """`relaunch` says whether the same rank, started again, may do better."""
@@ -36,6 +40,7 @@ ENDINGS: Final[dict[type[BaseException], Ending]] = {
     InvalidRunParameters: Ending(10, False, "the run parameters can't be used"),
     BadTrainer: Ending(10, False, "trainer_module:trainer_fn can't be called or doesn't train"),
     BadDataSet: Ending(11, False, "the data set is missing, empty, too small or not text"),
+    BadSecret: Ending(19, False, "the secret is missing, or no JSON object of texts"),
     errors.AccessDenied: Ending(12, False, "the store refused this identity"),
     errors.NonFinite: Ending(13, False, "a loss or pseudo-gradient was NaN or infinite"),
     errors.ReplicasDiverged: Ending(14, False, "the shared weights differ and none has a majority"),

@@ -23,6 +23,7 @@ TEXT_SUFFIXES: Final = (".txt", ".md", ".rst", ".py")  # what counts as text in 
 RANK_ENV: Final = "REPLICA_RANK"
 INDEXED_JOB_ENV: Final = "JOB_COMPLETION_INDEX"  # set by Kubernetes in the pods of an Indexed Job
 RUN_URI_ENV: Final = "RUN_URI"
+SECRET_ENV: Final = "DILOCO_SECRET_ARN"  # noqa: S105  the ARN of a secret, whose members become environment
 SAGEMAKER_BASE_ENV: Final = "SAGEMAKER_BASE_DIR"  # SageMaker's training toolkit uses this name too
 SAGEMAKER_JOB_ENV: Final = "TRAINING_JOB_NAME"  # set by SageMaker in every training container
 SAGEMAKER_BASE_DEFAULT: Final = "/opt/ml"
@@ -141,6 +142,10 @@ class RunLayout:
     @property
     def output_prefix(self) -> str:
         return f"{OUTPUT_PREFIX}/{self.run_id}"
+
+    @property
+    def tensorboard_prefix(self) -> str:
+        return f"{self.output_prefix}/tensorboard"
 
     @property
     def model_prefix(self) -> str:

@@ -43,6 +43,7 @@ from trainer.rendezvous.run_log import RunLog
 from trainer.rendezvous.waiting import Standing, WaitBounds
 from trainer.run_file import Run, read_run
 from trainer.run_spec import BUILT_IN_CODE, BUILT_IN_DATA, InvalidRunParameters
+from trainer.secret_environment import add_secrets
 from trainer.source_code import put_on_path
 
 log = logging.getLogger("replica")
@@ -58,6 +59,7 @@ def main(argv: list[str] | None = None, environ: Mapping[str, str] = os.environ)
     rank: int | None = None
     try:
         uri, rank = _identity(argv, environ)
+        add_secrets(os.environ)
         run = read_run(uri)
         if not 0 <= rank < run.spec.n_replicas:
             raise InvalidRunParameters({"--rank": f"must be from 0 to {run.spec.n_replicas - 1}, not {rank}"})

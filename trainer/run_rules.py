@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-Relation = Literal["a multiple of", "below", "at most"]
+Relation = Literal["a multiple of", "below", "at most", "empty"]
 
-_HOLDS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+_HOLDS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {  # of products of numbers
     "a multiple of": lambda left, right: left % right == 0,
     "below": operator.lt,
     "at most": operator.le,
@@ -22,7 +22,10 @@ _HOLDS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
 
 @dataclass(frozen=True)
 class Rule:
-    """`left` must be `relation` `right`; asked only where the boolean field `when` is true."""
+    """`left` must be `relation` `right`; asked only where the boolean field `when` is true.
+
+    "empty" is of a text, and has no right side.
+    """
 
     left: str
     relation: Relation
@@ -39,7 +42,7 @@ class Rule:
     def fields(self) -> set[str]:
         """Every field the rule reads. It is asked only when all of them are valid by themselves."""
         sides = self.terms(self.left) + self.terms(self.right) + ([self.when] if self.when else [])
-        return {term for term in sides if not term.isdigit()}
+        return {term for term in sides if term and not term.isdigit()}
 
     @staticmethod
     def terms(side: str) -> list[str]:
@@ -49,6 +52,8 @@ class Rule:
     def holds(self, values: Mapping[str, Any]) -> bool:
         if self.when is not None and not values[self.when]:
             return True
+        if self.relation == "empty":
+            return bool(values[self.left] == "")
         return _HOLDS[self.relation](_product(self.left, values), _product(self.right, values))
 
     def text(self, values: Mapping[str, Any]) -> str:
@@ -56,7 +61,8 @@ class Rule:
         condition = f" with {self.when}" if self.when else ""
         shown = ", ".join(f"{name}={values[name]}" for name in sorted(self.fields - {self.when}))
         left = "" if self.left == self.subject else f"{self.left} "
-        return f"{left}must be {self.relation} {self.right}{condition} ({shown}): {self.why}"
+        wanted = " ".join(filter(None, (self.relation, self.right)))
+        return f"{left}must be {wanted}{condition} ({shown}): {self.why}"
 
 
 def _product(side: str, values: Mapping[str, Any]) -> Any:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from trainer.run_pairs import ENVIRONMENT, TAGS
 from trainer.run_rules import Rule
 
 MAX_REPLICAS: Final = 40  # an inline Map starts 40 iterations at once (Step Functions: inline mode)
@@ -48,6 +49,8 @@ _PATTERNS_IN_WORDS: Final = {
     ONE_LINE: "on one line",
     SOURCE: "as s3://BUCKET/KEY, file:///FOLDER or KEY",
 }
+# An ARN of nowhere in particular; the whole is SageMaker's own pattern (TrainingPlanArn).
+TRAINING_PLAN_ARN: Final = r"^(arn:aws[a-z-]*:sagemaker:[a-z0-9-]*:[0-9]{12}:training-plan/[A-Za-z0-9-]+)?$"
 
 Int = Annotated[int, BeforeValidator(_json_number)]
 
@@ -70,8 +73,10 @@ class RunSpec(BaseModel):
 
     # The instance (SageMaker's CreateTrainingJob); a run on local processes reads none of these
     instance_type: str = Field(
-        "ml.m5.xlarge", pattern=r"^ml\.[a-z0-9-]+\.[a-z0-9-]+$", max_length=40,
-        description="SageMaker instance type of every replica.",
+        "ml.m5.xlarge", pattern=r"^ml\.[a-z0-9-]+\.[a-z0-9-]+(,ml\.[a-z0-9-]+\.[a-z0-9-]+)*$",
+        min_length=1, max_length=800,
+        description="SageMaker instance type of every replica. Several, separated by commas, are given to "
+        "the ranks in turn; the slowest sets the pace of all.",
     )  # fmt: skip
     volume_gb: Int = Field(
         30, ge=1, le=16384, description="EBS volume of an instance, GiB: model, data and checkpoints."
@@ -91,6 +96,22 @@ class RunSpec(BaseModel):
         "of 0 SageMaker keeps nothing, silently.",
     )  # fmt: skip
 
+    max_pending_s: Int = Field(
+        7200, ge=1800, le=MAX_RUNTIME_S,
+        description="Seconds an accelerated instance may be waited for before SageMaker gives the job up; "
+        "other types have no such bound. Peers wait no longer than startup_timeout_s.",
+    )  # fmt: skip
+    training_plan_arn: str = Field(
+        "", pattern=TRAINING_PLAN_ARN, max_length=256,
+        description="Training plan whose reserved instances the jobs take; empty takes on-demand ones.",
+    )  # fmt: skip
+    tags: TAGS.annotated() = Field(  # type: ignore[valid-type]
+        {}, description="Tags of every training job besides the run's own, such as owner or team."
+    )
+    environment: ENVIRONMENT.annotated() = Field(  # type: ignore[valid-type]
+        {}, description="Environment variables of every training job. Whoever may describe a job sees them."
+    )
+
     # What to train, on what
     source_uri: str = Field(
         BUILT_IN_CODE, pattern=SOURCE, min_length=1, max_length=SOURCE_CHARACTERS,
@@ -98,11 +119,12 @@ class RunSpec(BaseModel):
         "s3:// or file:// URI or a key of the run's own bucket. `builtin` is what the image has.",
     )  # fmt: skip
     trainer_module: str = Field(
-        "trainer.train", pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$", max_length=200,
+        "trainer.train", pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$",
+        min_length=1, max_length=200,
         description="Module of the trainer function.",
     )  # fmt: skip
     trainer_fn: str = Field(
-        "diloco_train", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=100,
+        "diloco_train", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", min_length=1, max_length=100,
         description="Function called as fn(manager=, rank=, world_size=, model_dir=, and the parameters from "
         "model_name to fragment_update_alpha).",
     )  # fmt: skip
@@ -201,6 +223,7 @@ RULES: Final = (
     Rule("startup_timeout_s", "at most", "round_timeout_s", why="round_timeout_s is the outermost bound"),
     Rule("max_runtime_s", "at most", "max_wait_s", when="use_spot", why="the wait includes the run"),
     Rule("keep_alive_period_s", "at most", "0", when="use_spot", why="SageMaker keeps no spot instance warm"),
+    Rule("training_plan_arn", "empty", "", when="use_spot", why="a plan's instances are reserved, not spot"),
 )  # fmt: skip
 
 
@@ -238,6 +261,8 @@ def parse(raw: object) -> RunSpec:
 def bounds(name: str) -> str:
     """What a field may be, in words, e.g. "a whole number from 1 to 40"."""
     schema = RunSpec.model_json_schema()["properties"][name]
+    if schema["type"] == "object":
+        return str(schema["words"])
     words = [_KINDS[schema["type"]]]
     low, high = schema.get("minimum"), schema.get("maximum")
     if low is not None and high is not None:
@@ -247,7 +272,7 @@ def bounds(name: str) -> str:
     elif low is not None:
         words.append(f"from {_shown(low)} to below {_shown(schema['exclusiveMaximum'])}")
     if "maxLength" in schema:
-        words.append(f"of {schema.get('minLength', 1)} to {schema['maxLength']} characters")
+        words.append(f"of {schema.get('minLength', 0)} to {schema['maxLength']} characters")
     if pattern := schema.get("pattern"):
         words.append(_PATTERNS_IN_WORDS.get(pattern, f"matching {pattern}"))
     return " ".join(words)

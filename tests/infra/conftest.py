@@ -16,33 +16,24 @@ os.environ.setdefault("JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION", "1")
 
 import aws_cdk as cdk
 
+from infra.application import build
 from infra.definition import definitions
-from infra.runs_stack import RunsStack
 from infra.settings import Settings
-from infra.storage_stack import StorageStack
 
 ROOT = Path(__file__).parent.parent.parent
 
 
 def synthesise(root: Path = ROOT, outdir: Path | None = None, **context: Any) -> dict[str, dict[str, Any]]:
-    """Both templates, by the end of the stack's name, as app.py makes them (nag apart).
+    """All templates, by the end of the stack's name, as app.py makes them (nag apart).
 
     Assets are staged in `outdir`, or in a temporary folder.
     """
     flags = json.loads((ROOT / "cdk.json").read_text())["context"]
     app = cdk.App(context={**flags, **context}, outdir=str(outdir) if outdir else None)
     settings = Settings.from_context(app.node)
-    storage = StorageStack(app, "storage", settings=settings)
-    RunsStack(
-        app,
-        "runs",
-        settings=settings,
-        bucket=storage.run_bucket.bucket,
-        repository=storage.repository,
-        root=root,
-    )
+    build(app, settings, root=root)
     assembly = app.synth()
-    return {stack.stack_name: stack.template for stack in assembly.stacks}
+    return {stack.stack_name.removeprefix("diloco-"): stack.template for stack in assembly.stacks}
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,8 @@ def _caught(states: States, evaluate: Evaluate, error: str, cause: str | None) -
         if {error, "States.ALL"} & set(catcher["ErrorEquals"])
     )
     error_output = {"Error": error} | ({} if cause is None else {"Cause": cause})
-    return {**evaluate(catcher["Assign"], error=error_output), "next": catcher["Next"]}
+    assigned = evaluate(catcher["Assign"], error=error_output, billable_s=60)
+    return {**assigned, "next": catcher["Next"]}
 
 
 def _failed_job(reason: str | None) -> str:
@@ -143,10 +144,21 @@ def test_a_rank_is_relaunched_at_most_max_relaunches_times(
 def test_only_a_completed_job_has_finished(
     status: str, done: bool, states: States, evaluate: Evaluate
 ) -> None:
-    assigned = evaluate(states["TrainReplica"]["Assign"], result={"TrainingJobStatus": status, "More": 1})
+    result = {"TrainingJobStatus": status, "More": 1}
+    assigned = evaluate(states["TrainReplica"]["Assign"], result=result, billable_s=0)
     (choice,) = states["JobCompleted?"]["Choices"]
     assert evaluate(choice["Condition"], **assigned) is done
     assert [choice["Next"], states["JobCompleted?"]["Default"]] == ["ReadResult", "NotCompleted"]
+
+
+def test_billed_seconds_of_failed_attempts_are_counted_too(states: States, evaluate: Evaluate) -> None:
+    failed = json.dumps({"BillableTimeInSeconds": 30, "TrainingJobStatus": "Failed"})
+    assert _caught(states, evaluate, "States.TaskFailed", failed)["billable_s"] == 90
+    # A job that never got an instance has none, and a refused creation no job.
+    assert _caught(states, evaluate, "States.TaskFailed", _failed_job("CapacityError: x"))["billable_s"] == 60
+    assign = states["TrainReplica"]["Assign"]["billable_s"]
+    assert evaluate(assign, result={"BillableTimeInSeconds": 5}, billable_s=90) == 95
+    assert evaluate(assign, result={}, billable_s=90) == 90
 
 
 def test_relaunching_restarts_the_ranks_clock_and_giving_up_leaves_a_marker(

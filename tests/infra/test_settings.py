@@ -18,6 +18,25 @@ def test_the_command_line_gives_texts() -> None:
     assert settings.log_retention == LOG_RETENTION[7]
 
 
+def test_lists_are_separated_by_commas() -> None:
+    settings = Settings.from_mapping({
+        "subnet_ids": "subnet-0123abcd,subnet-4567cdef", "security_group_ids": "sg-0123abcd",
+        "read_uris": "s3://data-sets/text/,s3://models/",
+    })  # fmt: skip
+    assert settings.subnet_ids == ("subnet-0123abcd", "subnet-4567cdef")
+    assert settings.read_uris == ("s3://data-sets/text/", "s3://models/")
+
+
+@pytest.mark.parametrize(
+    "given", [{"subnet_ids": "subnet-0123abcd"}, {"security_group_ids": "sg-0123abcd"},
+              {"subnet_ids": "subnet-0123abcd", "security_group_ids": "sg-0123abcd",
+               "isolated_network": "true"}],
+)  # fmt: skip
+def test_a_network_is_whole_or_ours(given: dict[str, str]) -> None:
+    with pytest.raises(InvalidSetting, match="go together|exclude each other"):
+        Settings.from_mapping(given)
+
+
 def test_entries_of_cdk_itself_are_left_alone() -> None:
     context = {"@aws-cdk/core:flag": True, "aws:cdk:bundling-stacks": ["*"], "availability-zones:account": []}
     assert Settings.from_mapping(context) == Settings.from_mapping({})
@@ -35,6 +54,12 @@ def test_entries_of_cdk_itself_are_left_alone() -> None:
         ("image_uri", ""),
         ("base_image", "a b"),
         ("imageuri", "a/b:c"),  # unknown
+        ("subnet_ids", "subnet-1"),
+        ("security_group_ids", "default"),
+        ("read_uris", "s3://bucket"),
+        ("read_uris", "s3://bucket/*"),
+        ("secret_arn", "my-secret"),
+        ("permissions_boundary", "a b"),
     ],
 )
 def test_a_bad_setting_is_refused_by_name(key: str, value: object) -> None:

@@ -117,9 +117,16 @@ def test_the_build_answers_cloudformation_whatever_happens(
     tools, source = tmp_path / "tools", tmp_path / "source"
     tools.mkdir()
     source.mkdir()
-    _stand_in(tools, "aws", "echo password")
-    there = 0 if exists else 1
-    _stand_in(tools, "docker", f'case "$1" in manifest) exit {there};; {failing}) exit 1;; esac')
+    there = "sha256:0123" if exists else ""
+    _stand_in(
+        tools,
+        "aws",
+        f"""case "$2" in
+          get-login-password) echo password;;
+          describe-images) [ -n "{there}" ] || [ -e pushed ] || exit 254; echo sha256:0123;;
+        esac""",
+    )
+    _stand_in(tools, "docker", f'case "$1" in {failing}) exit 1;; push) touch pushed;; esac')
     _stand_in(tools, "curl", 'while [ "$1" != --upload-file ]; do shift; done; cp "$2" "$ANSWER"')
     calls, answer = tmp_path / "calls", tmp_path / "answer.json"
     env = {
@@ -134,12 +141,16 @@ def test_the_build_answers_cloudformation_whatever_happens(
              for c in (*phase["commands"], *phase["finally"])]  # fmt: skip
     assert [code == 0 for code in codes] == [status == "SUCCESS", True]
     found = json.loads(answer.read_text())
-    assert found.pop("Reason") == "Image build: https://console.example/build"
+    assert found.pop("Reason") == "Image build, see its log: https://console.example/build"
+    assert found.pop("Data") == ({"Digest": "sha256:0123"} if status == "SUCCESS" else {})
     assert found.pop("PhysicalResourceId") == "trainer-image"
     assert found == {"Status": status} | {name: EVENT[name] for name in ANSWER_FIELDS[1:]}
     said = calls.read_text()
     assert ("docker push registry.example/repo:tag" in said) is pushed
     assert said.rstrip().endswith(str(EVENT["ResponseURL"]))
+    assert "describe-images --repository-name repo --image-ids imageTag=tag " in said
+    if exists:
+        assert "docker" not in said  # what is there already is not even signed in for
     if failing == "nothing" and not exists:
         assert (
             "docker build --platform linux/amd64 --build-arg BASE_IMAGE=base/image:1 "

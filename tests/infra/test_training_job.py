@@ -8,8 +8,9 @@ import botocore.session
 import pytest
 from botocore.validate import ParamValidator
 
+from infra.job_options import JobOptions
 from infra.jsonata import jsonata
-from infra.training_job_state import JOB_NAME, JOB_PREFIX
+from infra.training_job_state import JOB_NAME, JOB_PREFIX, train_replica
 from trainer import layout
 from trainer.run_spec import RunSpec
 
@@ -18,6 +19,9 @@ States = dict[str, dict[str, Any]]
 
 # "TrainingJobName" of CreateTrainingJob, API reference.
 JOB_NAME_PATTERN = r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}"
+
+
+PLAN = f"arn:aws:sagemaker:xx-nowhere-1:{'0' * 12}:training-plan/{'p' * 63}"
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +35,8 @@ def _request(states: States, evaluate: Evaluate, **given: Any) -> dict[str, Any]
         {name: given.pop(name) for name in list(given) if name in RunSpec.model_fields}
     )
     run = {"bucket": "bucket", "run_id": "run", "rank": 1, "job_name": "run-0123456789-r1-a0", **given}
+    types = spec.instance_type.split(",")
+    run["instance_type"] = types[run["rank"] % len(types)]
     found = evaluate(states["TrainReplica"]["Arguments"], parameters=spec.model_dump(), **run)
     assert isinstance(found, dict)
     return found
@@ -72,6 +78,12 @@ def _size(size: int, shape: Any, path: str) -> None:
         {},
         {"use_spot": True},
         {"keep_alive_period_s": 3600},
+        {"instance_type": "ml.p5.48xlarge", "max_pending_s": 28 * 86_400, "training_plan_arn": PLAN},
+        {
+            "tags": {f"{number:03d}{'t' * 125}": "v" * 256 for number in range(40)},
+            "environment": {f"E{number:03d}{'E' * 252}": "v" * 512 for number in range(80)},
+            "instance_type": ",".join(["ml.m5.xlarge"] * 40),
+        },
         {
             "n_replicas": 40,
             "max_relaunches": 10,
@@ -126,10 +138,13 @@ def test_a_replica_is_one_instance_that_reaches_s3(states: States, evaluate: Eva
         "InstanceType": "ml.g5.xlarge",
         "VolumeSizeInGB": 100,
     }
-    assert request["StoppingCondition"] == {"MaxRuntimeInSeconds": 600}
+    assert request["StoppingCondition"] == {"MaxRuntimeInSeconds": 600, "MaxPendingTimeInSeconds": 7200}
     assert request["EnableNetworkIsolation"] is False
     assert request["EnableManagedSpotTraining"] is False
-    assert request["OutputDataConfig"] == {"S3OutputPath": "s3://bucket/diloco-out/run/jobs"}
+    output = {"S3OutputPath": "s3://bucket/diloco-out/run/jobs", "CompressionType": "NONE"}
+    assert request["OutputDataConfig"] == output
+    assert request["TensorBoardOutputConfig"] == {"S3OutputPath": "s3://bucket/diloco-out/run/tensorboard"}
+    assert not request.keys() & {"VpcConfig", "InputDataConfig"}
 
 
 def test_spot_and_warm_pools_are_asked_for_only_where_wanted(states: States, evaluate: Evaluate) -> None:
@@ -169,6 +184,57 @@ def test_the_users_own_code_is_the_channel_code(
             }
         },
     }
+
+
+def test_only_accelerated_instances_have_a_bound_on_waiting(states: States, evaluate: Evaluate) -> None:
+    accelerated = ["p4d.24xlarge", "trn1.2xlarge", "gr6.4xlarge", "g5.xlarge"]
+    for kind in [*accelerated, "m5.xlarge", "c7i-flex.large", "r5d.large"]:
+        stopping = _request(states, evaluate, instance_type=f"ml.{kind}")["StoppingCondition"]
+        assert ("MaxPendingTimeInSeconds" in stopping) is (kind in accelerated), kind
+
+
+def test_tags_and_environment_come_beside_the_runs_own(states: States, evaluate: Evaluate) -> None:
+    given = {"tags": {"owner": "me"}, "environment": {"HF_HOME": "/tmp/hub"}}
+    request = _request(states, evaluate, **given)
+    assert request["Tags"] == [
+        {"Key": "application", "Value": "diloco"},
+        {"Key": "diloco:run", "Value": "run"},
+        {"Key": "diloco:rank", "Value": "1"},
+        {"Key": "owner", "Value": "me"},
+    ]
+    assert request["Environment"] == {
+        "HF_HOME": "/tmp/hub",
+        "RUN_URI": "s3://bucket/diloco-rdv/run/run.json",
+        "REPLICA_RANK": "1",
+        "WORLD_SIZE": "2",
+    }
+    # Validation refuses such a name already; were it ever to pass, the run's own value would stand.
+    spec = RunSpec.model_validate({}).model_dump() | {"environment": {"REPLICA_RANK": "7"}}
+    environment = evaluate(
+        states["TrainReplica"]["Arguments"]["Environment"], parameters=spec, bucket="b", run_id="run", rank=1
+    )
+    assert environment["REPLICA_RANK"] == "1"
+    plain = _request(states, evaluate)
+    assert [tag["Key"] for tag in plain["Tags"]] == ["application", "diloco:run", "diloco:rank"]
+
+
+@pytest.mark.parametrize(
+    ("instance_type", "has_disks"),
+    [("ml.g5.xlarge", True), ("ml.p4de.24xlarge", True), ("ml.m5d.large", True), ("ml.p3dn.24xlarge", True),
+     ("ml.trn1.32xlarge", True), ("ml.m5.xlarge", False), ("ml.p3.2xlarge", False), ("ml.c5n.large", False),
+     ("ml.m7i-flex.large", False)],
+)  # fmt: skip
+def test_a_volume_has_the_key_unless_the_instance_brings_its_disks(
+    instance_type: str, has_disks: bool, evaluate: Evaluate
+) -> None:
+    """SageMaker refuses VolumeKmsKeyId on types with NVMe disks (ResourceConfig, API reference)."""
+    options = JobOptions(("subnet-1",), ("sg-1",), "arn:of:key", "arn:of:secret")
+    state = train_replica(image_uri="image", role_arn="role", options=options)
+    request = _request({"TrainReplica": state}, evaluate, instance_type=instance_type)
+    assert ("VolumeKmsKeyId" not in request["ResourceConfig"]) is has_disks
+    assert request["OutputDataConfig"]["KmsKeyId"] == "arn:of:key"
+    assert request["VpcConfig"] == {"Subnets": ["subnet-1"], "SecurityGroupIds": ["sg-1"]}
+    assert request["Environment"][layout.SECRET_ENV] == "arn:of:secret"
 
 
 def test_the_console_shows_every_run_parameter(states: States, evaluate: Evaluate) -> None:

@@ -54,6 +54,18 @@ ODD_VALUES = [
 ]  # fmt: skip
 
 
+PLAN = f"arn:aws:sagemaker:xx-nowhere-1:{'0' * 12}:training-plan/plan"
+PAIRS = [
+    {}, {"owner": "me"}, {"owner": ""}, {"": "x"}, {"a" * 128: "b" * 256}, {"a" * 129: "b"}, {"a": "b" * 257},
+    {"a": "b" * 513}, {"a\n": "b"}, {"a": "b\n"}, {"a": "b\nc"}, {"aws:x": "y"}, {"Diloco:run": "y"},
+    {"HF_TOKEN": "x"}, {"my_api_key": "x"}, {"TOKENIZERS_PARALLELISM": "false"}, {"Password": "x"},
+    {"AWS_REGION": "x"}, {"RUN_URI": "x"}, {"RUN_URIS": "x"}, {"world_size": "3"}, {"9": "x"}, {"a b": "c"},
+    {"a": None}, {"a": 1}, {"a": 1e308}, {"a": json.loads("1e400")}, {"a": {}}, {"a": ["b"]}, {"é": "x"},
+    {"a": WIDE * 256}, {"a": WIDE * 513}, {f"n{number}": "x" for number in range(40)},
+    {f"n{number}": "x" for number in range(41)}, {f"n{number}": "x" for number in range(81)},
+]  # fmt: skip
+
+
 def _near_a_bound(chance: random.Random, field: dict[str, Any]) -> Any:
     bounds = [field[key] for key in field if "inimum" in key or "aximum" in key]
     value = chance.choice(bounds) + chance.choice([-1, 0, 1])
@@ -64,8 +76,10 @@ def _plausible(chance: random.Random, name: str, field: dict[str, Any]) -> Any:
     """Mostly valid by itself, and small, so that rules across fields are met and broken."""
     if field["type"] == "boolean":
         return chance.random() < 0.5
+    if field["type"] == "object":
+        return chance.choice(PAIRS)
     if field["type"] == "string":
-        return field["default"]
+        return chance.choice([field["default"], PLAN, "ml.m5.xlarge,ml.g5.xlarge"])
     if field["type"] == "integer" and "timeout" not in name and not name.endswith("_s"):
         return chance.choice([1, 2, 3, 4, 6, 8, 12.0])
     return chance.choice([field["default"], _near_a_bound(chance, field)])
@@ -138,6 +152,7 @@ def test_every_rule_is_told_in_the_same_words(rule: Rule, evaluate: Evaluate) ->
         "startup_timeout_s": {"startup_timeout_s": 20_000},
         "max_runtime_s": {"max_runtime_s": 90_000, "use_spot": True},
         "keep_alive_period_s": {"keep_alive_period_s": 60, "use_spot": True},
+        "training_plan_arn": {"training_plan_arn": PLAN, "use_spot": True},
     }[rule.subject]
     with pytest.raises(InvalidRunParameters) as refused:
         parse(broken)
@@ -161,6 +176,23 @@ def test_an_input_full_of_unknown_names_is_refused_without_looking_at_each(evalu
     assert [problem["name"] for problem in problems] == ["input"]
     few = evaluate(PROBLEMS, input_=dict.fromkeys(map(str, range(MOST_NAMES)), 0), defaults=defaults())
     assert len(few) == MOST_NAMES
+
+
+@pytest.mark.parametrize("pairs", PAIRS, ids=lambda pairs: str(list(pairs)[:1])[:20])
+@pytest.mark.parametrize("name", ["tags", "environment"])
+def test_tags_and_environment_get_the_same_verdict(name: str, pairs: Any, evaluate: Evaluate) -> None:
+    problems = evaluate(PROBLEMS, input_={name: pairs}, defaults=defaults())
+    assert {problem["name"] for problem in problems} == _pydantic({name: pairs})
+
+
+@pytest.mark.parametrize(
+    ("variable", "refused"),
+    [("HF_TOKEN", True), ("WANDB_API_KEY", True), ("DbPassword", False), ("DB_PASSWORD", True),
+     ("SECRETS", True), ("TOKENIZERS_PARALLELISM", False), ("KEYBOARD", False), ("AWS_PROFILE", True),
+     ("NCCL_DEBUG", False), ("AUTH", True), ("AUTHOR", False)],
+)  # fmt: skip
+def test_names_that_look_like_secrets_are_refused(variable: str, refused: bool) -> None:
+    assert (_pydantic({"environment": {variable: "x"}}) == {"environment"}) is refused
 
 
 @pytest.mark.parametrize("size", [1, MOST_NAMES - len(SCHEMA)])

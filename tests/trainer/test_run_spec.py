@@ -137,9 +137,9 @@ def test_whatever_comes_in_is_answered_and_never_throws(raw: object) -> None:
 def test_every_field_says_what_it_means_and_has_bounds_in_words() -> None:
     for name, field in RunSpec.model_fields.items():
         assert field.description and field.description.endswith("."), name
-        assert bounds(name).startswith(("a whole number from", "a number", "true or false", "a string of")), (
-            name
-        )
+        assert bounds(name).startswith(
+            ("a whole number from", "a number", "true or false", "a string of", "an object of")
+        ), name
         parse({name: field.default})
 
 
