@@ -19,6 +19,7 @@ import aws_cdk as cdk
 from infra.application import build
 from infra.definition import definitions
 from infra.settings import Settings
+from trainer.run_spec import RunSpec
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -72,6 +73,20 @@ def all_states(part: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def evaluate() -> Callable[..., Any]:
     """Evaluate a state's field, expressions inside objects and arrays included."""
     return _evaluate
+
+
+@pytest.fixture(scope="session")
+def job_request() -> Callable[[dict[str, dict[str, Any]]], dict[str, Any]]:
+    """What a state machine's TrainReplica asks of SageMaker for rank 1 of a run of the defaults."""
+
+    def of(states: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        parameters = RunSpec.model_validate({}).model_dump()
+        run = {"bucket": "bucket", "run_id": "run", "rank": 1, "job_name": "job"}
+        instance = {"instance_type": parameters["instance_type"], "parameters": parameters}
+        found: dict[str, Any] = _evaluate(states["TrainReplica"]["Arguments"], **run, **instance)
+        return found
+
+    return of
 
 
 def _evaluate(

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from infra.definition import resolve
 from infra.run_graphs import queried, searched
 from trainer import layout
 from trainer.metrics import RoundMetrics
@@ -39,14 +38,14 @@ class _Manager:
 
 
 def test_every_metric_definition_finds_its_value_in_the_trainers_own_line(
-    states: States, caplog: pytest.LogCaptureFixture
+    states: States, job_request: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     values = {name: float(f"1.5e{3 * number - 9}") for number, name in enumerate(layout.METRICS)}
     with caplog.at_level(logging.INFO, logger="metrics"):
         RoundMetrics(_Manager(), 3).report(round_index=7, inner_step=80, **values)  # type: ignore[arg-type]
     formatter = logging.Formatter("%(asctime)s %(name)s %(message)s")  # as replica_entrypoint has it
     line = formatter.format(caplog.records[-1])
-    definitions = states["TrainReplica"]["Arguments"]["AlgorithmSpecification"]["MetricDefinitions"]
+    definitions = job_request(states)["AlgorithmSpecification"]["MetricDefinitions"]
     assert [definition["Name"] for definition in definitions] == list(layout.METRICS)
     for definition in definitions:
         found = re.findall(definition["Regex"], line)
@@ -139,7 +138,7 @@ def test_saved_queries_read_the_replicas_log_by_run(templates: dict[str, Templat
 
 
 def test_every_resource_and_every_job_carries_the_cost_allocation_tag(
-    templates: dict[str, Template], states: States
+    templates: dict[str, Template], states: States, job_request: Any
 ) -> None:
     tag = {"Key": "application", "Value": "diloco"}
     for template in templates.values():
@@ -148,4 +147,4 @@ def test_every_resource_and_every_job_carries_the_cost_allocation_tag(
             assert tags is None or (
                 tags.get("application") == "diloco" if isinstance(tags, dict) else tag in tags
             )
-    assert "'Key': 'application', 'Value': 'diloco'" in resolve(states["TrainReplica"]["Arguments"]["Tags"])
+    assert tag in job_request(states)["Tags"]

@@ -8,6 +8,7 @@ import pytest
 
 from infra.definition import definitions
 from infra.network import SERVICES
+from tests.infra.conftest import all_states
 
 Template = dict[str, Any]
 Synth = Callable[..., dict[str, Template]]
@@ -36,7 +37,9 @@ def keyed(synth: Synth) -> dict[str, Template]:
     return synth(image_uri=IMAGE, customer_key="true", secret_arn=SECRET, isolated_network="true")
 
 
-def test_one_key_of_the_account_encrypts_bucket_images_and_volumes(keyed: dict[str, Template]) -> None:
+def test_one_key_of_the_account_encrypts_bucket_images_and_volumes(
+    keyed: dict[str, Template], job_request: Any
+) -> None:
     (key,) = [n for n, r in keyed["storage"]["Resources"].items() if r["Type"] == "AWS::KMS::Key"]
     assert keyed["storage"]["Resources"][key]["Properties"]["EnableKeyRotation"] is True
     assert keyed["storage"]["Resources"][key]["DeletionPolicy"] == "Retain"
@@ -50,7 +53,7 @@ def test_one_key_of_the_account_encrypts_bucket_images_and_volumes(keyed: dict[s
     (repository,) = _of_type(keyed["storage"], "AWS::ECR::Repository")
     assert repository["EncryptionConfiguration"] == {"EncryptionType": "KMS", "KmsKey": arn}
     (definition,) = definitions(keyed["runs"]).values()
-    arguments = definition["States"]["FanOut"]["ItemProcessor"]["States"]["TrainReplica"]["Arguments"]
+    arguments = job_request(all_states(definition))
     assert "VolumeKmsKeyId" in arguments["ResourceConfig"]
     assert arguments["OutputDataConfig"].keys() == {"S3OutputPath", "CompressionType", "KmsKeyId"}
 
@@ -74,7 +77,9 @@ def test_a_secret_is_named_by_its_arn_and_read_by_replicas_alone(keyed: dict[str
     assert json.dumps(keyed["runs"]).count("secretsmanager:GetSecretValue") == 1
 
 
-def test_the_isolated_network_has_no_way_to_the_internet(keyed: dict[str, Template]) -> None:
+def test_the_isolated_network_has_no_way_to_the_internet(
+    keyed: dict[str, Template], job_request: Any
+) -> None:
     types = {resource["Type"] for resource in keyed["runs"]["Resources"].values()}
     assert not types & {"AWS::EC2::InternetGateway", "AWS::EC2::NatGateway", "AWS::EC2::Route"}
     endpoints = _of_type(keyed["runs"], "AWS::EC2::VPCEndpoint")
@@ -88,7 +93,7 @@ def test_the_isolated_network_has_no_way_to_the_internet(keyed: dict[str, Templa
     ]
     assert not [g for g in _of_type(keyed["runs"], "AWS::EC2::SecurityGroup") if "SecurityGroupIngress" in g]
     (definition,) = definitions(keyed["runs"]).values()
-    vpc = definition["States"]["FanOut"]["ItemProcessor"]["States"]["TrainReplica"]["Arguments"]["VpcConfig"]
+    vpc = job_request(all_states(definition))["VpcConfig"]
     assert [len(vpc["Subnets"]), len(vpc["SecurityGroupIds"])] == [2, 1]
     assert "ec2:CreateNetworkInterface" in _statement(keyed["runs"], "Replica", "AttachToNetwork")["Action"]
 

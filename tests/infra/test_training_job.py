@@ -210,10 +210,9 @@ def test_tags_and_environment_come_beside_the_runs_own(states: States, evaluate:
     }
     # Validation refuses such a name already; were it ever to pass, the run's own value would stand.
     spec = RunSpec.model_validate({}).model_dump() | {"environment": {"REPLICA_RANK": "7"}}
-    environment = evaluate(
-        states["TrainReplica"]["Arguments"]["Environment"], parameters=spec, bucket="b", run_id="run", rank=1
-    )
-    assert environment["REPLICA_RANK"] == "1"
+    run = {"bucket": "b", "run_id": "run", "rank": 1, "job_name": "j", "instance_type": "ml.m5.large"}
+    found = evaluate(states["TrainReplica"]["Arguments"], parameters=spec, **run)
+    assert found["Environment"]["REPLICA_RANK"] == "1"
     plain = _request(states, evaluate)
     assert [tag["Key"] for tag in plain["Tags"]] == ["application", "diloco:run", "diloco:rank"]
 
