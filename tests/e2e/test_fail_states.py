@@ -16,6 +16,7 @@ SHOWN = {
     "InvalidRunParameters": "test_wrong_parameters_are_named_with_their_bounds_and_nothing_is_started",
     "RunNameTaken": "test_a_name_that_becomes_another_run_s_id_is_refused",
     "RunNotRecorded": "test_a_bucket_that_takes_no_run_file_is_said",
+    "QuotaTooSmall": "test_a_quota_too_small_is_said_with_both_numbers",
     "GiveUp": "test_a_replica_that_keeps_failing_ends_the_run",
     "ReplicaFailed": "test_a_replica_that_keeps_failing_ends_the_run",
     "ReplicasDiverged": "test_replicas_that_end_with_different_weights_are_no_success",
@@ -69,7 +70,7 @@ def test_wrong_parameters_are_named_with_their_bounds_and_nothing_is_started(
     name = f"invalid-{request.node.callspec.id.replace(' ', '-')}"
     ended = deployed.execute(name, given)
     assert (ended["status"], ended["error"]) == ("FAILED", "InvalidRunParameters")
-    assert ended["cause"] == f"{cause}. Nothing was started: start a new execution."
+    assert ended["cause"] == f"{cause}. Nothing was started. {NEW_START}"
     assert deployed.keys(RunLayout(name).log_prefix) == []
     assert deployed.jobs(ended["executionArn"]) == {}
 
@@ -80,8 +81,7 @@ def test_a_name_that_becomes_another_run_s_id_is_refused(deployed: Deployed, toy
     ended = deployed.execute("toy+1", {**TOY, "n_replicas": 3})
     assert (ended["status"], ended["error"]) == ("FAILED", "RunNameTaken")
     assert ended["cause"] == (
-        "There is a run toy-1 in this bucket already; nothing was started."
-        " Start a new execution under another name."
+        f"There is a run toy-1 in this bucket already; nothing was started. {NEW_START}"
     )
     assert deployed.read(RunLayout("toy-1").run_file) == before
     assert deployed.jobs(ended["executionArn"]) == {}
@@ -97,6 +97,14 @@ def test_a_bucket_that_takes_no_run_file_is_said(deployed: Deployed) -> None:
     assert ended["cause"].startswith(start)
     assert "is not authorized to perform: s3:PutObject" in ended["cause"]
     assert ended["cause"].endswith(f"). {NEW_START}")
+    assert deployed.jobs(ended["executionArn"]) == {}
+
+
+def test_a_quota_too_small_is_said_with_both_numbers(deployed: Deployed) -> None:
+    ended = deployed.execute("too-many", {**TOY, "n_replicas": 31})
+    assert (ended["status"], ended["error"]) == ("FAILED", "QuotaTooSmall")
+    assert "ml.m5.xlarge for training job usage is 30, and this run needs 31" in ended["cause"]
+    assert ended["cause"].endswith(NEW_START)
     assert deployed.jobs(ended["executionArn"]) == {}
 
 

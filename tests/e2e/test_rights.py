@@ -64,7 +64,7 @@ def test_a_replica_that_may_not_pull_its_image_does_not_start(deployed: Deployed
     name = run_name(action, "")
     with deployed.without(deployed.replica_role, action):
         ended = deployed.execute(name, {**ALONE, "max_relaunches": 0})
-    image = deployed.train_replica()["AlgorithmSpecification"]["TrainingImage"]
+    image = deployed.asked_for("TrainingImage")
     assert ended["cause"].startswith(f"rank 0 failed in attempt 1: ClientError: Cannot pull {image}: ")
     assert f"is not authorized to perform: {action} " in ended["cause"]
     assert deployed.keys(RunLayout(name).claims_prefix) == []

@@ -35,10 +35,10 @@ def test_new_trainer_sources_are_a_new_image_and_nothing_else(deployed: Deployed
     assert after[0] == before[0]
     assert after[1] == before[1]
     assert {export.rsplit(":", 1)[0] for export in after[1]} == {"diloco-storage"}
-    (repository, tag), (new_repository, new_tag) = (image.rsplit(":", 1) for image in (before[2], after[2]))
+    (repository, digest), (new_repository, new_digest) = (image.split("@") for image in (before[2], after[2]))
     assert new_repository == repository
-    assert new_tag != tag
-    assert _tags(deployed, repository) == {tag, new_tag}
+    assert new_digest != digest
+    assert _digests(deployed, repository) == {digest, new_digest}
     ended = deployed.execute("after", {**TOY, "n_replicas": 1})
     assert ended["status"] == "SUCCEEDED", ended["cause"]
     (job,) = deployed.jobs(ended["executionArn"]).values()
@@ -62,11 +62,11 @@ def _exports(deployed: Deployed) -> dict[str, str]:
 
 
 def _image(deployed: Deployed) -> str:
-    image: str = deployed.train_replica()["AlgorithmSpecification"]["TrainingImage"]
+    image: str = deployed.asked_for("TrainingImage")
     return image
 
 
-def _tags(deployed: Deployed, repository: str) -> set[str]:
+def _digests(deployed: Deployed, repository: str) -> set[str]:
     name = repository.split("/", 1)[1]
     images = deployed.client("ecr").describe_images(repositoryName=name)["imageDetails"]
-    return {tag for image in images for tag in image["imageTags"]}
+    return {image["imageDigest"] for image in images}
