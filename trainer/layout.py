@@ -125,6 +125,9 @@ class RunLayout:
     def round_prefix(self, round_index: int) -> str:
         return f"{self.rounds_prefix}/round_{round_index:06d}"
 
+    def mean(self, round_index: int, slice_index: int) -> str:
+        return f"{self.round_prefix(round_index)}/mean_{slice_index:04d}.json"
+
     def event(self, round_index: int, rank: int) -> str:
         return f"{self.log_prefix}/events/round_{round_index:06d}/rank_{rank:04d}.json"
 
@@ -138,6 +141,10 @@ class RunLayout:
 
     def payload(self, round_index: int, rank: int, claim: int) -> str:
         return f"{DATA_PREFIX}/{self.run_id}/round_{round_index:06d}/rank_{rank:04d}.c{claim}.bin"
+
+    def mean_payload(self, round_index: int, slice_index: int, rank: int, claim: int) -> str:
+        name = f"mean_{slice_index:04d}.r{rank:04d}.c{claim}.bin"
+        return f"{DATA_PREFIX}/{self.run_id}/round_{round_index:06d}/{name}"
 
     @property
     def output_prefix(self) -> str:

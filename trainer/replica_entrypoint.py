@@ -82,7 +82,10 @@ def _run_replica(run: Run, rank: int, base: Path, stop: threading.Event, *, job:
     standing = Standing(run_log, rank, claim, stop)
     standing.check(0)
     reporter = ProgressReporter(run_log, rank, claim)
-    manager = ObjectStoreManager(ObjectStoreAllReduce(standing, spec.n_replicas, bounds), reporter)
+    exchange = ObjectStoreAllReduce(
+        standing, spec.n_replicas, bounds, wire_dtype=spec.wire_dtype, mean_dtype=spec.mean_dtype
+    )
+    manager = ObjectStoreManager(exchange, reporter)
     model_dir = base / "model"
     model_dir.mkdir(parents=True, exist_ok=True)
     parameters = spec.trainer_parameters() | {"dataset_uri": _dataset_uri(run)}

@@ -62,6 +62,7 @@ def test_the_execution_s_output_is_the_summary(deployed: Deployed, toy_run: Any)
     report = toy_run.report
     output = json.loads(ended["output"])
     billable = [row.pop("billable_s") for row in output["replicas"]]
+    assert [row.pop("instance_type") for row in output["replicas"]] == ["ml.m5.xlarge"] * 2
     assert output == {
         "billable_s": sum(billable),
         "run_id": "toy-1",

@@ -9,7 +9,7 @@ import pytest
 from tests.support.deployed import ROOT, TOY, Deployed
 
 STACKS = ("diloco-storage", "diloco-runs")
-SOURCES = ("app.py", "cdk.json", "infra", "trainer", "container")
+SOURCES = ("app.py", "cdk.json", ".dockerignore", "infra", "trainer", "container")
 
 
 @pytest.fixture(scope="module")

@@ -3,16 +3,17 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
-from trainer.rendezvous.allreduce import Base, ObjectStoreAllReduce
+from trainer.rendezvous.allreduce import ObjectStoreAllReduce
+from trainer.rendezvous.base import Base
 from trainer.rendezvous.manager import ObjectStoreManager
 from trainer.rendezvous.object_store import ObjectStore
 from trainer.rendezvous.progress import ProgressReporter
 from trainer.rendezvous.run_log import RunLog
-from trainer.rendezvous.waiting import Clock, Standing, WaitBounds
+from trainer.rendezvous.waiting import Standing, WaitBounds
 
 T = TypeVar("T")
 
@@ -25,16 +26,13 @@ def standing(store: ObjectStore, rank: int, run_id: str = "run") -> Standing:
     return Standing(log, rank, log.take_claim(rank), threading.Event())
 
 
-def exchange(
-    store: ObjectStore, rank: int, world_size: int, *, bounds: WaitBounds = FAST, clock: Clock | None = None
-) -> ObjectStoreAllReduce:
-    return ObjectStoreAllReduce(standing(store, rank), world_size, bounds, clock)
+def exchange(store: ObjectStore, rank: int, world_size: int, **options: Any) -> ObjectStoreAllReduce:
+    """The all-reduce of a process that has just claimed `rank`; `options` as ObjectStoreAllReduce's."""
+    return ObjectStoreAllReduce(standing(store, rank), world_size, FAST, **options)
 
 
-def manager(
-    store: ObjectStore, rank: int, world_size: int, *, bounds: WaitBounds = FAST
-) -> ObjectStoreManager:
-    reduce = exchange(store, rank, world_size, bounds=bounds)
+def manager(store: ObjectStore, rank: int, world_size: int, **options: Any) -> ObjectStoreManager:
+    reduce = exchange(store, rank, world_size, **options)
     return ObjectStoreManager(reduce, ProgressReporter(reduce.log, rank, reduce.standing.claim))
 
 

@@ -20,6 +20,8 @@ def test_the_keys_of_a_run() -> None:
     assert keys.initial == "diloco-rdv/my-run.1/initial/manifest.json"
     assert keys.initial_payload(3, 2) == "diloco-rdv/my-run.1/initial/rank_0003.c2.safetensors"
     assert keys.payload(7, 3, 2) == "diloco-data/my-run.1/round_000007/rank_0003.c2.bin"
+    assert keys.mean(7, 2) == "diloco-rdv/my-run.1/log/round_000007/mean_0002.json"
+    assert keys.mean_payload(7, 2, 3, 1) == "diloco-data/my-run.1/round_000007/mean_0002.r0003.c1.bin"
     assert keys.model_prefix == "diloco-out/my-run.1/model"
     assert keys.metrics(3) == "diloco-out/my-run.1/metrics/rank_0003.jsonl"
 

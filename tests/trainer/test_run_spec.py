@@ -81,6 +81,7 @@ def test_all_problems_are_named_at_once_with_their_bounds() -> None:
         ({"instance_type": "ml.m5.xlarge\n"}, "instance_type"),
         ({"trainer_fn": "os.system"}, "trainer_fn"),
         ({"outer_momentum": 1.0}, "outer_momentum"),
+        ({"wire_dtype": "fp16"}, "wire_dtype"),
         ({"lr": 0}, "lr"),
         ({"lr": float("nan")}, "lr"),
         ({"lr": [1e-3]}, "lr"),
@@ -138,7 +139,7 @@ def test_every_field_says_what_it_means_and_has_bounds_in_words() -> None:
     for name, field in RunSpec.model_fields.items():
         assert field.description and field.description.endswith("."), name
         assert bounds(name).startswith(
-            ("a whole number from", "a number", "true or false", "a string of", "an object of")
+            ("a whole number from", "a number", "true or false", "a string of", "one of ", "an object of")
         ), name
         parse({name: field.default})
 

@@ -1,66 +1,114 @@
-"""The mean of a roster's payloads: the same bits on every rank (rule 5).
+"""The mean of a roster's contributions: the same bits on every rank (rule 5).
 
-Sums run in rank order, in float32, and divide once at the end; each operation rounds once, so
-no order of arrival, thread or processor changes a bit. Works through the tensor chunk by chunk,
-so an exchange holds a few chunks above the snapshot, not one tensor per peer (rule 15).
+Sums run in rank order, in float32, and divide once at the end; each operation rounds once, and
+numpy fuses none, so no order of arrival, thread or processor changes a bit. The mean then takes
+the rounding of its own wire format, wherever it was computed: decode(encode(sum / members)).
+
+Works chunk by chunk, so an exchange holds a few chunks above the tensor (rule 15). Chunks are
+fetched ahead on threads of their own while the one at hand is summed.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Final
 
-import torch
+import numpy as np
 
 from trainer.rendezvous.documents import Contribution
+from trainer.rendezvous.geometry import Geometry
 from trainer.rendezvous.object_store import ObjectStore
+from trainer.rendezvous.payload import Payload
+from trainer.rendezvous.wire import Floats, WireFormat
 
 STREAMS: Final = 8  # chunks in flight; S3 gives some 85 to 90 MB/s a connection
 
 
-def average_into(
-    out: torch.Tensor, members: Sequence[Contribution], store: ObjectStore, *, own: Contribution | None = None
-) -> int:
-    """Replace `out` by the mean of the members' payloads and return the bytes fetched.
+@dataclass
+class Fetcher:
+    """Reads chunks ahead of their use, in the order in which they will be used."""
 
-    `out` is a flat float32 tensor on the CPU. Where `own` is a member, `out` holds that member's
-    payload on entry and it is not fetched again. Raises DamagedObject or AbsentObject, naming rank,
-    round and key; `out` is then worthless.
-    """
-    chunks = range(len(members[0].payload.chunk_crc64nvme))
-    reads = [(index, member) for index in chunks for member in members if member is not own]
-    fetched_bytes = 0
-    with ThreadPoolExecutor(STREAMS, thread_name_prefix="fetch") as pool:
+    store: ObjectStore
+    received_bytes: int = 0
+    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(STREAMS, "fetch"))
+
+    def __enter__(self) -> "Fetcher":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def chunks(self, reads: Iterable[tuple[Payload, int, str]]) -> Iterator[memoryview]:
+        """Verified chunks of (payload, chunk index, where to say an error was)."""
         waiting = iter(reads)
-        ahead: deque[Future[bytearray]] = deque()
-
-        def next_chunk() -> bytearray:
-            while len(ahead) <= STREAMS and (read := next(waiting, None)) is not None:
-                index, member = read
-                where = f"round {member.round} rank {member.rank}"
-                ahead.append(pool.submit(member.payload.fetch_chunk, store, index, where))
-            return ahead.popleft().result()
-
-        try:
-            for index in chunks:
-                piece = _slice(out, index, members[0].payload.chunk_bytes)
-                total: torch.Tensor | None = None
-                for member in members:
-                    if member is own:
-                        part = piece.clone()
-                    else:
-                        data = next_chunk()
-                        fetched_bytes += len(data)
-                        part = torch.frombuffer(data, dtype=torch.float32)
-                    total = part if total is None else total.add_(part)
-                assert total is not None
-                piece.copy_(total.div_(len(members)))
-        finally:
-            for future in ahead:
-                future.cancel()
-    return fetched_bytes
+        ahead: deque[Future[memoryview]] = deque()
+        while True:
+            while len(ahead) < STREAMS and (read := next(waiting, None)) is not None:
+                payload, index, where = read
+                ahead.append(self._pool.submit(payload.fetch_chunk, self.store, index, where))
+            if not ahead:
+                return
+            data = ahead.popleft().result()
+            self.received_bytes += len(data)
+            yield data
 
 
-def _slice(tensor: torch.Tensor, index: int, chunk_bytes: int) -> torch.Tensor:
-    size = chunk_bytes // tensor.element_size()
-    return tensor[index * size : (index + 1) * size]
+@dataclass(frozen=True)
+class Averaging:
+    """How one round's mean is made of its members' contributions.
+
+    `own` is the member whose values this process still holds, as everybody else will decode them.
+    """
+
+    members: Sequence[Contribution]
+    geometry: Geometry
+    wire: WireFormat
+    mean_wire: WireFormat
+    own: Contribution | None
+
+    def mean_chunks(self, fetcher: Fetcher, chunks: Sequence[int], held: Floats) -> Iterator[Floats]:
+        """The mean of each chunk in turn; `held` are this process's own values, if `own` is a member.
+
+        A chunk of `held` may be overwritten as soon as its mean has been given out.
+        """
+        reads = (
+            (member.payload, index, f"round {member.round} rank {member.rank}")
+            for index in chunks
+            for member in self.members
+            if member is not self.own
+        )
+        arriving = fetcher.chunks(reads)
+        divisor = np.float32(len(self.members))
+        for index in chunks:
+            total: Floats | None = None
+            for member in self.members:
+                if member is self.own:
+                    part = held[self.geometry.chunk(index)]
+                else:
+                    part = self.wire.decode(next(arriving), self.geometry.count(index))
+                if total is None:
+                    total = part.copy()
+                else:
+                    total += part
+            assert total is not None
+            total /= divisor
+            yield total
+
+    def as_sent(self, mean: Floats) -> Floats:
+        """The bits of a chunk's mean as everybody has them: rounded as its wire format rounds."""
+        if self.mean_wire.is_exact:
+            return mean
+        return self.mean_wire.decode(memoryview(self.mean_wire.encode(mean)), len(mean))
+
+
+def average_whole(averaging: Averaging, out: Floats, store: ObjectStore) -> int:
+    """Replace `out` by the mean, every rank for itself; return the bytes fetched.
+
+    Raises DamagedObject or AbsentObject, naming rank, round and key; `out` is then worthless.
+    """
+    chunks = range(averaging.geometry.chunks)
+    with Fetcher(store) as fetcher:
+        for index, mean in zip(chunks, averaging.mean_chunks(fetcher, chunks, out), strict=True):
+            out[averaging.geometry.chunk(index)] = averaging.as_sent(mean)
+        return fetcher.received_bytes

@@ -55,9 +55,9 @@ class Document:
 class Contribution(Document):
     """One rank's pseudo-gradient for one round.
 
-    `shape` and `dtype` are the payload's. `layout_hash` names the parameters packed in it, in
-    order; `base_hash` the shared state it was computed from (rule 9). A replica of several
-    processes is one member, each of its local ranks a shard.
+    `dtype` is the wire format, `shape` that of the values in it. `layout_hash` names the parameters
+    packed in it, in order; `base_hash` the shared state it was computed from (rule 9). A replica of
+    several processes is one member, each of its local ranks a shard.
     """
 
     round: int
@@ -89,6 +89,25 @@ class Roster(Document):
     round: int
     base_hash: str
     members: tuple[Member, ...]
+    mean_dtype: str
+    slice_owners: tuple[int, ...]  # the rank that averages each slice; empty where each averages the whole
+
+    @property
+    def digest(self) -> str:
+        return digest(self.encode())
+
+
+@dataclass(frozen=True)
+class MeanSlice(Document):
+    """A part of a round's mean, averaged by one rank for all."""
+
+    round: int
+    slice: int
+    rank: int
+    claim: int
+    roster_sha256: str
+    dtype: str
+    payload: Payload
 
 
 @dataclass(frozen=True)

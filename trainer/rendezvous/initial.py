@@ -5,6 +5,8 @@ twice while somebody changes it. So whoever comes first writes its weights, crea
 all load what stands.
 """
 
+from typing import Final
+
 import safetensors.torch
 import torch
 
@@ -12,6 +14,8 @@ from trainer.rendezvous.documents import InitialWeights
 from trainer.rendezvous.errors import ForeignObject
 from trainer.rendezvous.payload import Payload
 from trainer.rendezvous.waiting import Standing
+
+CHUNK_BYTES: Final = 16 * 2**20
 
 
 def share_initial(standing: Standing, named: dict[str, torch.Tensor]) -> None:
@@ -50,7 +54,7 @@ def share_initial(standing: Standing, named: dict[str, torch.Tensor]) -> None:
 def _publish(standing: Standing, named: dict[str, torch.Tensor]) -> InitialWeights:
     log, rank, claim = standing.log, standing.rank, standing.claim
     data = safetensors.torch.save({name: t.detach().cpu().contiguous() for name, t in named.items()})
-    payload = Payload.put(log.store, log.keys.initial_payload(rank, claim), memoryview(data))
+    payload = Payload.put(log.store, log.keys.initial_payload(rank, claim), memoryview(data), CHUNK_BYTES)
     return InitialWeights(log.run_id, rank, claim, payload)
 
 

@@ -16,12 +16,15 @@ from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 from torch.distributed import Work
 
-from trainer.rendezvous.allreduce import Base, FragmentState, Mean, ObjectStoreAllReduce, RoundEvent
+from trainer.rendezvous.allreduce import Mean, ObjectStoreAllReduce
+from trainer.rendezvous.base import Base, FragmentState
 from trainer.rendezvous.initial import share_initial
 from trainer.rendezvous.progress import ProgressReporter
+from trainer.rendezvous.round_event import RoundEvent
 from trainer.rendezvous.run_log import RunLog
 from trainer.rendezvous.state_hash import weights_hash
 
@@ -39,10 +42,12 @@ class ExchangeWork(Work):
         self._future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Block until the round is decided. Raises the round's error; the tensor is then unchanged."""
+        """Block until the round is decided. Raises the round's error; the tensor is then worthless."""
         mean = self._mean.result(None if timeout is None else timeout.total_seconds())
         if not self._future.done():
-            self._tensor.copy_(mean.tensor.view_as(self._tensor))
+            found = torch.from_numpy(mean.values)
+            if found.data_ptr() != self._tensor.data_ptr():  # on the CPU the exchange works in place
+                self._tensor.copy_(found.view_as(self._tensor))
             self._future.set_result([self._tensor])  # runs torchft's unpacking of the bucket, here
         return True
 
@@ -148,9 +153,9 @@ class ObjectStoreManager:
             self._exchange.standing.check(self._round)
             fragment = self._round % len(self._save_fns)
             base = Base.of(fragment, self._save_fns[f"StreamingDiLoCoFragment_{fragment}"]())
-            mean = torch.empty(base.numel, dtype=torch.float32)
+            mean = np.empty(base.numel, np.float32)
             self._exchange.committed_mean(roster, mean, base)
-            apply(fragment, mean)
+            apply(fragment, torch.from_numpy(mean))
             self._round += 1
             self._reporter.update(round=self._round, state="catching up")
         return self._round

@@ -9,7 +9,7 @@ a profile, or AWS_ENDPOINT_URL_S3 pointing at an emulator.
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Final, NoReturn
 from urllib.parse import urlsplit
@@ -78,17 +78,17 @@ class ObjectStore:
         except AbsentObject:
             return None
 
-    def read_into(self, key: str, offset: int, out: memoryview) -> None:
-        """Fill `out` with the object's bytes from `offset` on. Raises DamagedObject where it is too short."""
+    def read_range(self, key: str, offset: int, size: int) -> memoryview:
+        """`size` bytes of the object from `offset` on. Raises DamagedObject where it is too short."""
         try:
-            data = obstore.get_range(self._store, key, start=offset, length=len(out))
+            data = obstore.get_range(self._store, key, start=offset, length=size)
         except (BaseError, OSError) as error:
             if not isinstance(error, FileNotFoundError | PermissionDeniedError | UnauthenticatedError):
-                self._check_size(key, offset + len(out))
+                self._check_size(key, offset + size)
             self._refuse(error, "GET", key)
-        if len(data) != len(out):  # a range across the end is answered with what there is
-            raise DamagedObject(self._short(key, offset + len(data), offset + len(out)))
-        out[:] = memoryview(data)
+        if len(data) != size:  # a range across the end is answered with what there is
+            raise DamagedObject(self._short(key, offset + len(data), offset + size))
+        return memoryview(data)
 
     def put(self, key: str, data: Buffer) -> None:
         """Write an object, in parts where it is large. On return it is durable and readable."""
@@ -96,6 +96,13 @@ class ObjectStore:
             data = bytes(data)  # it would keep the caller's buffer, which may change
         try:
             obstore.put(self._store, key, memoryview(data), chunk_size=PART_BYTES)
+        except (BaseError, OSError) as error:
+            self._refuse(error, "PUT", key)
+
+    def put_stream(self, key: str, parts: Iterator[bytes | memoryview]) -> None:
+        """As `put`, from an iterator that is asked for more while earlier parts are on their way."""
+        try:
+            obstore.put(self._store, key, parts, chunk_size=PART_BYTES)
         except (BaseError, OSError) as error:
             self._refuse(error, "PUT", key)
 

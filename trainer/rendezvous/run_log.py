@@ -9,7 +9,7 @@ import uuid
 from typing import Any
 
 from trainer.layout import RunLayout
-from trainer.rendezvous.documents import Contribution, Member, Roster, digest
+from trainer.rendezvous.documents import Contribution, MeanSlice, Roster, digest
 from trainer.rendezvous.errors import DamagedObject, ForeignObject
 from trainer.rendezvous.object_store import ObjectStore
 
@@ -59,11 +59,24 @@ class RunLog:
         data = self.store.find(self.keys.roster(round_index))
         return None if data is None else self._checked_roster(data, round_index)
 
-    def commit(self, round_index: int, base_hash: str, members: tuple[Member, ...]) -> Roster:
+    def commit(self, ours: Roster) -> Roster:
         """Commit a round; the first roster stands, whoever wrote it, and is returned."""
-        ours = Roster(self.run_id, round_index, base_hash, members)
-        standing = self.store.create(self.keys.roster(round_index), ours.encode())
-        return self._checked_roster(standing, round_index)
+        standing = self.store.create(self.keys.roster(ours.round), ours.encode())
+        return self._checked_roster(standing, ours.round)
+
+    def mean_slice(self, roster: Roster, index: int) -> MeanSlice | None:
+        """A slice of the round's mean, or None where nobody has announced it yet."""
+        key = self.keys.mean(roster.round, index)
+        data = self.store.find(key)
+        if data is None:
+            return None
+        found = MeanSlice.decode(data, self.store.address(key))
+        found.check_is(self.store.address(key), run_id=self.run_id, round=roster.round, slice=index)
+        return found
+
+    def announce_slice(self, ours: MeanSlice) -> None:
+        """Announce a slice. Another's announcement may stand: the bits behind it are the same."""
+        self.store.create(self.keys.mean(ours.round, ours.slice), ours.encode())
 
     def members_of(self, roster: Roster) -> list[Contribution]:
         """The roster's contributions in rank order, each proved to be the one the roster means."""

@@ -4,110 +4,124 @@ import json
 import threading
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.gang import base, exchange, standing, state, together
-from trainer.rendezvous import allreduce, payload
+from trainer.rendezvous import allreduce, geometry
 from trainer.rendezvous.allreduce import Mean, ObjectStoreAllReduce
 from trainer.rendezvous.errors import ForeignObject, NonFinite, OddOneOut, PeerLost, ReplicasDiverged
 from trainer.rendezvous.object_store import ObjectStore, open_store
-from trainer.rendezvous.state_hash import shared_state_hash, tensor_bytes
+from trainer.rendezvous.state_hash import shared_state_hash
+from trainer.rendezvous.wire import FORMATS, Floats
 
 
-def mean_by_hand(tensors: list[torch.Tensor]) -> torch.Tensor:
-    total = tensors[0].clone()
-    for tensor in tensors[1:]:
-        total = total + tensor
-    return total / len(tensors)
+def values(*numbers: float) -> Floats:
+    return np.array(numbers, np.float32)
 
 
-def run_round(store: ObjectStore, tensors: list[torch.Tensor]) -> list[Mean]:
-    size = len(tensors)
+def mean_by_hand(tensors: list[Floats], wire: str = "fp32", mean_wire: str = "fp32") -> Floats:
+    """The mean as the rules define it, over whole tensors at once."""
+    sent = [FORMATS[wire].decode(memoryview(FORMATS[wire].encode(t)), len(t)) for t in tensors]
+    total = sent[0].copy()
+    for part in sent[1:]:
+        total = total + part
+    mean = total / np.float32(len(sent))
+    return FORMATS[mean_wire].decode(memoryview(FORMATS[mean_wire].encode(mean)), len(mean))
+
+
+def run_round(store: ObjectStore, tensors: list[Floats], **options: Any) -> list[Mean]:
+    size, start = len(tensors), base(len(tensors[0]))
     return together(
-        size, lambda rank: exchange(store, rank, size).run(0, tensors[rank].clone(), base(tensors[0].numel()))
+        size, lambda rank: exchange(store, rank, size, **options).run(0, tensors[rank].copy(), start)
     )
 
 
 def test_every_rank_gets_the_mean(any_store: ObjectStore) -> None:
-    means = run_round(
-        any_store, [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 6.0]), torch.tensor([5.0, 1.0])]
-    )
-    assert [mean.tensor.tolist() for mean in means] == [[3.0, 3.0]] * 3
+    means = run_round(any_store, [values(1.0, 2.0), values(3.0, 6.0), values(5.0, 1.0)])
+    assert [mean.values.tolist() for mean in means] == [[3.0, 3.0]] * 3
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     size=st.integers(1, 5),
-    numel=st.integers(1, 700),
+    numel=st.integers(1, 5000),
     seed=st.integers(0, 2**31),
-    chunk=st.sampled_from([4, 64, 400]),
+    chunk=st.sampled_from([256, 512, 2**22]),
+    sharded=st.booleans(),
+    wire=st.sampled_from(["fp32", "bf16", "int8", "int4"]),
+    mean_wire=st.sampled_from(["fp32", "bf16"]),
 )
-def test_the_bits_are_those_of_a_sum_in_rank_order(size: int, numel: int, seed: int, chunk: int) -> None:
-    """Whatever arrives first, and wherever the chunks' borders fall."""
-    generator = torch.Generator().manual_seed(seed)
-    scales = 10 ** torch.randint(-6, 7, (size,), generator=generator)
-    tensors = [torch.randn(numel, generator=generator) * scale for scale in scales]
+def test_every_rank_has_the_bits_of_the_mean_computed_plainly(
+    size: int, numel: int, seed: int, chunk: int, sharded: bool, wire: str, mean_wire: str
+) -> None:
+    """Whatever arrives first, wherever the cuts fall, whole or in slices, in every format."""
+    chance = np.random.default_rng(seed)
+    scales = 10.0 ** chance.integers(-6, 7, size)
+    tensors = [(chance.standard_normal(numel) * scale).astype(np.float32) for scale in scales]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(payload, "CHUNK_BYTES", chunk)
-        means = run_round(open_store("memory://"), tensors)
-    expected = mean_by_hand(tensors)
-    assert all(torch.equal(mean.tensor, expected) for mean in means)
+        patch.setattr(geometry, "CHUNK_ELEMENTS", chunk)
+        patch.setattr(geometry, "SHARD_FROM_ELEMENTS", 0 if sharded else 2**40)
+        means = run_round(open_store("memory://"), tensors, wire_dtype=wire, mean_dtype=mean_wire)
+    expected = mean_by_hand(tensors, wire, mean_wire)
+    for mean in means:
+        assert np.array_equal(mean.values.view(np.uint32), expected.view(np.uint32))
 
 
 def test_a_sum_in_another_order_would_have_other_bits() -> None:
     """Guards the test above: its data can tell the orders apart."""
-    tensors = [torch.tensor([1e8]), torch.tensor([-1e8]), torch.tensor([1.0])]
-    assert not torch.equal(mean_by_hand(tensors), mean_by_hand(tensors[::-1]))
+    tensors = [values(1e8), values(-1e8), values(1.0)]
+    assert not np.array_equal(mean_by_hand(tensors), mean_by_hand(tensors[::-1]))
     means = run_round(open_store("memory://"), tensors)
-    assert torch.equal(means[0].tensor, mean_by_hand(tensors))
+    assert np.array_equal(means[0].values, mean_by_hand(tensors))
 
 
-def test_start_takes_a_snapshot_and_returns(store: ObjectStore) -> None:
-    """The tensor may change and the peer may be late: neither touches what was started."""
+def test_start_returns_at_once_and_works_in_place(store: ObjectStore) -> None:
+    """The peer is late: nobody waits for it but the future."""
     tensor = torch.tensor([1.0])
     future: Future[Mean] = exchange(store, 0, 2).start(0, 0, tensor, lambda: state(torch.zeros(1)))
     assert not future.done()
-    tensor.fill_(100.0)
-    peer = exchange(store, 1, 2).run(0, torch.tensor([3.0]), base(1))
-    assert future.result(30).tensor.tolist() == peer.tensor.tolist() == [2.0]
-    assert tensor.tolist() == [100.0]
+    peer = exchange(store, 1, 2).run(0, values(3.0), base(1))
+    assert future.result(30).values.tolist() == peer.values.tolist() == [2.0]
+    assert tensor.tolist() == [2.0]
 
 
 def test_the_log_of_a_round_tells_who_gave_what(store: ObjectStore) -> None:
-    run_round(store, [torch.tensor([1.0]), torch.tensor([3.0])])
+    run_round(store, [values(1.0), values(3.0)])
     log = standing(store, 0).log
     roster = log.roster(0)
     assert roster is not None
     assert roster.base_hash == shared_state_hash(state(torch.zeros(1)))
     assert [member.rank for member in roster.members] == [0, 1]
     first = log.members_of(roster)[0]
-    assert (first.local_rank, first.local_world_size, first.dtype, first.shape) == (0, 1, "float32", (1,))
+    assert (first.local_rank, first.local_world_size, first.dtype, first.shape) == (0, 1, "fp32", (1,))
     assert first.payload.key == "diloco-data/run/round_000000/rank_0000.c0.bin"
-    assert store.get(first.payload.key) == bytes(tensor_bytes(torch.tensor([1.0])))
+    assert store.get(first.payload.key) == values(1.0).tobytes()
 
 
 def test_a_restarted_process_never_writes_over_what_its_earlier_life_put(store: ObjectStore) -> None:
     """Rule 1: the claim is part of the key, so a contribution keeps pointing at its own bytes."""
     first = exchange(store, 0, 2)
-    first_life = threading.Thread(target=lambda: _ends(first, torch.tensor([1.0])))
+    first_life = threading.Thread(target=lambda: _ends(first, values(1.0)))
     first_life.start()
     _until(lambda: first.log.contribution(0, 0) is not None)
     first.standing.stop.set()  # it dies having contributed
     first_life.join()
-    second_life, tensors = exchange(store, 0, 2), [torch.tensor([50.0]), torch.tensor([3.0])]
+    second_life, tensors = exchange(store, 0, 2), [values(50.0), values(3.0)]
     lives = [second_life, exchange(store, 1, 2)]
     results = together(2, lambda rank: lives[rank].run(0, tensors[rank], base(1)))
     first_payload = store.get("diloco-data/run/round_000000/rank_0000.c0.bin")
-    assert first_payload == bytes(tensor_bytes(torch.tensor([1.0])))
+    assert first_payload == values(1.0).tobytes()
     # Rule 2: the first contribution stands, and everybody, its own later life too, averages those bytes.
-    assert [mean.tensor.tolist() for mean in results] == [[2.0], [2.0]]
+    assert [mean.values.tolist() for mean in results] == [[2.0], [2.0]]
 
 
-def _ends(reduce: ObjectStoreAllReduce, tensor: torch.Tensor) -> None:
+def _ends(reduce: ObjectStoreAllReduce, tensor: Floats) -> None:
     with pytest.raises(Exception, match="asked to stop"):
         reduce.run(0, tensor, base(1))
 
@@ -126,25 +140,25 @@ def test_nothing_is_averaged_before_the_roster_stands(
 ) -> None:
     """Rule 6: published before applied."""
     seen: list[bool] = []
-    original = allreduce.average_into
+    original = allreduce.average_whole
 
-    def checked(out, members, store, *, own=None):  # type: ignore[no-untyped-def]
+    def checked(averaging, out, store):  # type: ignore[no-untyped-def]
         seen.append(standing_log.roster(0) is not None)
-        return original(out, members, store, own=own)
+        return original(averaging, out, store)
 
     standing_log = standing(store, 7).log
-    monkeypatch.setattr(allreduce, "average_into", checked)
-    run_round(store, [torch.tensor([1.0]), torch.tensor([3.0])])
+    monkeypatch.setattr(allreduce, "average_whole", checked)
+    run_round(store, [values(1.0), values(3.0)])
     assert seen == [True, True]
 
 
 def test_a_process_below_the_head_takes_what_was_agreed_and_contributes_nothing(store: ObjectStore) -> None:
     """Rule 8."""
-    run_round(store, [torch.tensor([1.0]), torch.tensor([3.0])])
+    run_round(store, [values(1.0), values(3.0)])
     before = store.keys("diloco-data/run") + store.keys("diloco-rdv/run/log")
     late = exchange(store, 0, 2)
-    mean = late.run(0, torch.tensor([70.0]), base(1))
-    assert mean.tensor.tolist() == [2.0]
+    mean = late.run(0, values(70.0), base(1))
+    assert mean.values.tolist() == [2.0]
     assert not mean.event.contributed
     assert store.keys("diloco-data/run") + store.keys("diloco-rdv/run/log") == before
 
@@ -155,13 +169,13 @@ def test_the_odd_one_leaves_and_the_majority_goes_on(store: ObjectStore) -> None
     def work(rank: int) -> Mean | OddOneOut:
         weights = torch.tensor([1e-7 if rank == 1 else 0.0])
         try:
-            return exchange(store, rank, 3).run(0, torch.tensor([float(rank)]), base(1, weights))
+            return exchange(store, rank, 3).run(0, values(float(rank)), base(1, weights))
         except OddOneOut as error:
             return error
 
     first, odd, last = together(3, work)
     assert isinstance(first, Mean) and isinstance(last, Mean)
-    assert first.tensor.tolist() == last.tensor.tolist() == [1.0]
+    assert first.values.tolist() == last.values.tolist() == [1.0]
     assert isinstance(odd, OddOneOut)
     assert "rank 1 round 0: this replica's shared weights" in str(odd)
 
@@ -169,7 +183,7 @@ def test_the_odd_one_leaves_and_the_majority_goes_on(store: ObjectStore) -> None
 def test_without_a_majority_the_run_is_given_up_naming_the_ranks(store: ObjectStore) -> None:
     def work(rank: int) -> None:
         with pytest.raises((ReplicasDiverged, PeerLost), match="rank 0 .* rank 1"):
-            exchange(store, rank, 2).run(0, torch.tensor([1.0]), base(1, torch.tensor([float(rank)])))
+            exchange(store, rank, 2).run(0, values(1.0), base(1, torch.tensor([float(rank)])))
 
     together(2, work)
     log = standing(store, 0).log
@@ -188,19 +202,19 @@ def test_momentum_belongs_to_the_shared_state() -> None:
 def test_what_an_earlier_life_gave_of_another_layout_is_foreign(store: ObjectStore) -> None:
     """Its contribution stands, so it must fit: it would be averaged by everybody."""
     earlier = exchange(store, 0, 1)
-    earlier.run(0, torch.zeros(2), base(2))
+    earlier.run(0, np.zeros(2, np.float32), base(2))
     later = exchange(store, 0, 1)
     with pytest.raises(ForeignObject, match="its fragment is 0 where 1 belongs"):
-        later.run(0, torch.zeros(2), base(2, fragment=1))
+        later.run(0, np.zeros(2, np.float32), base(2, fragment=1))
     other_names = replace(base(2), layout_hash="other names")
     with pytest.raises(ForeignObject, match="its layout_hash is"):
-        later.run(0, torch.zeros(2), other_names)
+        later.run(0, np.zeros(2, np.float32), other_names)
 
 
 def test_a_peer_with_another_model_is_foreign(store: ObjectStore) -> None:
     def work(rank: int) -> None:
         with pytest.raises(ForeignObject, match=r"its shape is \(\d,\) where \(\d,\) belongs"):
-            exchange(store, rank, 2).run(0, torch.zeros(1 + rank), base(1 + rank))
+            exchange(store, rank, 2).run(0, np.zeros(1 + rank, np.float32), base(1 + rank))
 
     together(2, work)
 
@@ -208,7 +222,7 @@ def test_a_peer_with_another_model_is_foreign(store: ObjectStore) -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_non_finite_pseudo_gradient_is_never_sent(store: ObjectStore, value: float) -> None:
     with pytest.raises(NonFinite, match="rank 0 round 4: the pseudo-gradient holds NaN or infinity"):
-        exchange(store, 0, 2).run(4, torch.tensor([1.0, value]), base(2))
+        exchange(store, 0, 2).run(4, values(1.0, value), base(2))
     assert store.keys("diloco-data") == []
 
 
@@ -216,12 +230,12 @@ def test_a_round_of_a_run_that_was_given_up_does_not_start(store: ObjectStore) -
     reduce = exchange(store, 0, 2)
     reduce.log.abort(by="rank 1", reason="no more", round_index=None, missing=[])
     with pytest.raises(PeerLost, match="given up by rank 1: no more"):
-        reduce.run(0, torch.tensor([1.0]), base(1))
+        reduce.run(0, values(1.0), base(1))
     assert store.keys("diloco-data") == []
 
 
 def test_the_event_says_what_a_round_took(store: ObjectStore) -> None:
-    mean = run_round(store, [torch.zeros(100), torch.zeros(100)])[0]
+    mean = run_round(store, [np.zeros(100, np.float32)] * 2)[0]
     written = json.loads(mean.event.encode())
     assert (written["sent_bytes"], written["received_bytes"]) == (400, 400)
     assert set(written) >= {"put_s", "waited_s", "waited_for", "fetched_s", "applied_s", "started_at"}

@@ -1,6 +1,7 @@
 """No damaged byte gets through: every kind of damage is fetched again, then named."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -8,10 +9,9 @@ from obstore.store import S3Store
 
 from tests.support import fault_s3
 from tests.support.fault_s3 import Fault, FaultS3
-from trainer.rendezvous import payload as payload_module
 from trainer.rendezvous.errors import AbsentObject, DamagedObject, ForeignObject
-from trainer.rendezvous.object_store import ObjectStore
-from trainer.rendezvous.payload import CHUNK_BYTES, FETCH_ATTEMPTS, Payload
+from trainer.rendezvous.object_store import PART_BYTES, ObjectStore
+from trainer.rendezvous.payload import FETCH_ATTEMPTS, Payload
 
 DATA = bytes(range(256)) * 10
 CHUNK = 1000
@@ -36,18 +36,13 @@ def s3(server: FaultS3) -> ObjectStore:
     )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(payload_module, "CHUNK_BYTES", CHUNK)
-
-
 def put(store: ObjectStore) -> Payload:
-    return Payload.put(store, "k", memoryview(DATA))
+    return Payload.put(store, "k", memoryview(DATA), CHUNK)
 
 
 def test_the_checksum_is_crc_64_nvme(store: ObjectStore) -> None:
     """The check value of the CRC catalogue for CRC-64/NVME."""
-    assert Payload.put(store, "k", memoryview(b"123456789")).chunk_crc64nvme == ("ae8b14860a799888",)
+    assert Payload.put(store, "k", memoryview(b"123456789"), CHUNK).chunk_crc64nvme == ("ae8b14860a799888",)
 
 
 def test_chunks_cover_the_payload(any_store: ObjectStore) -> None:
@@ -57,13 +52,19 @@ def test_chunks_cover_the_payload(any_store: ObjectStore) -> None:
 
 
 def test_an_empty_payload_has_no_chunks(store: ObjectStore) -> None:
-    payload = Payload.put(store, "k", memoryview(b""))
+    payload = Payload.put(store, "k", memoryview(b""), CHUNK)
     assert payload.chunk_crc64nvme == ()
     assert b"".join(payload.fetch(store, "x")) == b""
 
 
-def test_a_chunk_holds_whole_float32() -> None:
-    assert CHUNK_BYTES % 4 == 0
+@pytest.mark.parametrize("chunk_bytes", [CHUNK, PART_BYTES])
+def test_chunks_made_one_by_one_are_the_same_payload(any_store: ObjectStore, chunk_bytes: int) -> None:
+    data = DATA if chunk_bytes == CHUNK else bytes(range(256)) * (2 * PART_BYTES // 256) + b"end"
+    pieces = [data[at : at + chunk_bytes] for at in range(0, len(data), chunk_bytes)]
+    whole = Payload.put(any_store, "whole", memoryview(data), chunk_bytes)
+    made = Payload.put_chunks(any_store, "made", iter(pieces), chunk_bytes)
+    assert made == replace(whole, key="made")
+    assert any_store.get("made") == any_store.get("whole") == data
 
 
 @pytest.mark.parametrize("what", [fault_s3.FLIPPED_BIT, fault_s3.TRUNCATED])
@@ -99,8 +100,8 @@ def test_a_payload_that_is_gone_says_that_it_may_have_expired(server: FaultS3, s
 
 def test_a_payload_of_another_size_is_foreign(store: ObjectStore) -> None:
     payload = put(store)
-    payload.check_size("here", len(DATA))
+    payload.check_size("here", len(DATA), CHUNK)
     with pytest.raises(
         ForeignObject, match=r"here: its payload has .* \(2560, 1000, 3\) where \(2564, 1000, 3\)"
     ):
-        payload.check_size("here", len(DATA) + 4)
+        payload.check_size("here", len(DATA) + 4, CHUNK)

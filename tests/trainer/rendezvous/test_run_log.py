@@ -1,11 +1,12 @@
 """The log is written once, and everybody reads the same history."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from tests.support.gang import together
-from trainer.rendezvous.documents import Contribution, Member, digest
+from trainer.rendezvous.documents import Contribution, MeanSlice, Member, Roster, digest
 from trainer.rendezvous.errors import DamagedObject, ForeignObject
 from trainer.rendezvous.object_store import ObjectStore
 from trainer.rendezvous.payload import Payload
@@ -16,7 +17,7 @@ def contribution(run_id: str = "run", round_index: int = 0, rank: int = 0, claim
     return Contribution(
         run_id=run_id, round=round_index, fragment=0, rank=rank, claim=claim,
         local_rank=0, local_world_size=1,
-        dtype="float32", shape=(2,), layout_hash="layout", base_hash="base",
+        dtype="fp32", shape=(2,), layout_hash="layout", base_hash="base",
         payload=Payload("key", 8, 8, ("00",)),
     )  # fmt: skip
 
@@ -51,22 +52,34 @@ def test_documents_survive_the_trip(store: ObjectStore) -> None:
     assert entry[0] == contribution()
 
 
+def roster(*members: Member, base_hash: str = "base") -> Roster:
+    return Roster("run", 0, base_hash, members, "fp32", ())
+
+
 def test_the_first_roster_stands(store: ObjectStore) -> None:
     log = RunLog(store, "run")
-    first = log.commit(0, "base", (Member(0, 0, "a"),))
-    assert log.commit(0, "other", (Member(1, 0, "b"),)) == first
+    first = log.commit(roster(Member(0, 0, "a")))
+    assert log.commit(roster(Member(1, 0, "b"), base_hash="other")) == first
     assert log.roster(0) == first
     assert log.roster(1) is None
 
 
 def test_a_roster_proves_its_contributions(store: ObjectStore) -> None:
     log = RunLog(store, "run")
-    member = contribute(log, contribution())
-    roster = log.commit(0, "base", (member,))
-    assert log.members_of(roster) == [contribution()]
+    found = log.commit(roster(contribute(log, contribution())))
+    assert log.members_of(found) == [contribution()]
     store.put(log.keys.contribution(0, 0), contribution(claim=1).encode())  # somebody tampers
     with pytest.raises(ForeignObject, match="round 0 rank 0: .*not the contribution that the round's roster"):
-        log.members_of(roster)
+        log.members_of(found)
+
+
+def test_the_first_announcement_of_a_slice_stands(store: ObjectStore) -> None:
+    log, whole = RunLog(store, "run"), roster(Member(0, 0, "a"))
+    first = MeanSlice("run", 0, 2, 0, 0, whole.digest, "fp32", Payload("first", 8, 8, ("00",)))
+    assert log.mean_slice(whole, 2) is None
+    log.announce_slice(first)
+    log.announce_slice(replace(first, rank=1))
+    assert log.mean_slice(whole, 2) == first
 
 
 @pytest.mark.parametrize(

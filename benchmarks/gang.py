@@ -1,0 +1,91 @@
+"""N worker processes that do one thing at the same moment, and what it cost each of them."""
+
+import multiprocessing
+import os
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Self
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one worker in one go."""
+
+    wall_s: float
+    cpu_s: float
+    extra_bytes: int  # peak resident memory above what was resident before
+    result: Any
+
+
+class Workers:
+    """Use as a context. `setup(rank, *args)` runs once in each process and returns its function."""
+
+    def __init__(self, size: int, setup: Callable[..., Callable[..., Any]], *args: Any) -> None:
+        context = multiprocessing.get_context("spawn")  # a fork would share memory, and so hide its use
+        self._pipes: list[Connection] = []
+        self._processes = []
+        barrier = context.Barrier(size)
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(theirs, barrier, setup, rank, args), daemon=True)
+            process.start()
+            self._pipes.append(ours)
+            self._processes.append(process)
+        for pipe in self._pipes:
+            pipe.recv()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.terminate()
+            process.join()
+
+    def run(self, *args: Any) -> list[Cost]:
+        """All at once, `function(*args)` in each; their costs by rank. Raises what one of them raised."""
+        for pipe in self._pipes:
+            pipe.send(args)
+        costs = [pipe.recv() for pipe in self._pipes]
+        for cost in costs:
+            if isinstance(cost, BaseException):
+                raise cost
+        return costs
+
+
+def _work(pipe: Connection, barrier: Any, setup: Callable[..., Any], rank: int, args: Any) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    function = setup(rank, *args)
+    pipe.send("ready")
+    while True:
+        given = pipe.recv()
+        try:
+            pipe.send(_measured(barrier, function, given))
+        except BaseException as error:  # noqa: BLE001 - raised again by the parent
+            pipe.send(error)
+
+
+def _measured(barrier: Any, function: Callable[..., Any], given: Any) -> Cost:
+    barrier.wait(120)
+    Path("/proc/self/clear_refs").write_text("5")  # Linux: sets the peak back to what is resident now
+    before_bytes = _status("VmRSS")
+    cpu_s, wall_s = _cpu_s(), time.perf_counter()
+    result = function(*given)
+    wall_s, cpu_s = time.perf_counter() - wall_s, _cpu_s() - cpu_s
+    return Cost(wall_s, cpu_s, _status("VmHWM") - before_bytes, result)
+
+
+def _cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _status(name: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise KeyError(name)
