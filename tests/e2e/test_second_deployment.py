@@ -31,10 +31,10 @@ def test_new_trainer_sources_are_a_new_image_and_nothing_else(deployed: Deployed
     before = _resources(deployed), _exports(deployed), _image(deployed)
     printed = deployed.deploy(cwd=changed)
     after = _resources(deployed), _exports(deployed), _image(deployed)
-    assert printed.count("no changes") == 1, printed  # the storage stack
+    assert printed.count("no changes") == 2, printed  # the storage stack and the monitoring stack
     assert after[0] == before[0]
     assert after[1] == before[1]
-    assert {export.rsplit(":", 1)[0] for export in after[1]} == {"diloco-storage"}
+    assert {export.rsplit(":", 1)[0] for export in after[1]} == {"diloco-storage", "diloco-runs"}
     (repository, digest), (new_repository, new_digest) = (image.split("@") for image in (before[2], after[2]))
     assert new_repository == repository
     assert new_digest != digest
