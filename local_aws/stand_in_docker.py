@@ -6,8 +6,8 @@
 No image is built: there is no Docker engine here. The Dockerfile must exist, the names of images must have
 been built or tagged before they are pushed, and pushing makes the calls to ECR that a real push makes
 ("Required IAM permissions for pushing an image", ECR user guide) with the build's credentials, so that a
-missing right or repository fails as there. The image's one layer is its Dockerfile: the same file gives the
-same digest. STAND_IN_DOCKER_FAILS=1 in the build's environment makes `build` fail, for tests of what follows.
+missing right or repository fails as there. The image's one layer names its Dockerfile and context: the same
+files give the same digest. STAND_IN_DOCKER_FAILS=1 in the build's environment makes `build` fail, for tests of what follows.
 Runs as a script, with nothing but boto3.
 """
 
@@ -100,11 +100,20 @@ def _build(arguments: Sequence[str]) -> None:
         raise Refused(f"build: {path} does not exist")
     names = _values(arguments, "-t", "--tag")
     images = _images()
-    images.update({name: path.read_text() for name in names})
+    layer = f"{path.read_text()}\n# context {_context_hash(context)}\n"
+    images.update({name: layer for name in names})
     _state_file().write_text(json.dumps(images))
     if "--push" in arguments:
         for name in names:
             _push(name)
+
+
+def _context_hash(context: Path) -> str:
+    """Of every file of the build context, as an image's layers depend on them."""
+    state = hashlib.sha256()
+    for path in sorted(path for path in context.rglob("*") if path.is_file()):
+        state.update(f"{path.relative_to(context)}\0".encode() + path.read_bytes())
+    return state.hexdigest()
 
 
 def _tag(source: str, target: str) -> None:
