@@ -101,7 +101,7 @@ def _build(arguments: Sequence[str]) -> None:
     names = _values(arguments, "-t", "--tag")
     images = _images()
     layer = f"{path.read_text()}\n# context {_context_hash(context)}\n"
-    images.update({name: layer for name in names})
+    images.update(dict.fromkeys(names, layer))
     _state_file().write_text(json.dumps(images))
     if "--push" in arguments:
         for name in names:
