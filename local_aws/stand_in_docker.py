@@ -7,7 +7,8 @@ No image is built: there is no Docker engine here. The Dockerfile must exist, th
 been built or tagged before they are pushed, and pushing makes the calls to ECR that a real push makes
 ("Required IAM permissions for pushing an image", ECR user guide) with the build's credentials, so that a
 missing right or repository fails as there. The image's one layer names its Dockerfile and context: the same
-files give the same digest. STAND_IN_DOCKER_FAILS=1 in the build's environment makes `build` fail, for tests of what follows.
+files give the same digest. STAND_IN_DOCKER_FAILS=1 in the build's environment makes `build` fail, for tests
+of what follows.
 Runs as a script, with nothing but boto3.
 """
 
