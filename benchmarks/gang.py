@@ -6,7 +6,7 @@ import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Self
 
@@ -50,11 +50,16 @@ class Workers:
         """All at once, `function(*args)` in each; their costs by rank. Raises what one of them raised."""
         for pipe in self._pipes:
             pipe.send(args)
-        costs = [pipe.recv() for pipe in self._pipes]
-        for cost in costs:
-            if isinstance(cost, BaseException):
-                raise cost
-        return costs
+        costs: dict[int, Cost] = {}
+        while len(costs) < len(self._pipes):
+            # Whoever speaks first: the peers of one that failed may wait for it for a long time.
+            for pipe in wait([p for rank, p in enumerate(self._pipes) if rank not in costs]):
+                assert isinstance(pipe, Connection)
+                cost = pipe.recv()
+                if isinstance(cost, BaseException):
+                    raise cost
+                costs[self._pipes.index(pipe)] = cost
+        return [costs[rank] for rank in range(len(self._pipes))]
 
 
 def _work(pipe: Connection, barrier: Any, setup: Callable[..., Any], rank: int, args: Any) -> None:

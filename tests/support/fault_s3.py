@@ -15,6 +15,7 @@ import socket
 import socketserver
 import threading
 import time
+import uuid
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -168,7 +169,7 @@ class _Connection(socketserver.BaseRequestHandler):
     def _post(self, key: str, query: dict[str, str], _h: Any, _body: bytearray, fault: Any) -> bool:
         with self.s3.lock:
             if "uploads" in query:
-                upload = f"upload{len(self.s3.uploads)}"
+                upload = uuid.uuid4().hex
                 self.s3.uploads[upload] = {}
                 answer = f"<Result><UploadId>{upload}</UploadId></Result>"
             else:

@@ -218,7 +218,8 @@ def _s3_store(bucket: str) -> S3Store:
             "timeout": timedelta(seconds=REQUEST_TIMEOUT_S),
             "allow_http": str(meta.endpoint_url).startswith("http://"),
         },
-        retry_config={"retry_timeout": timedelta(seconds=REQUEST_RETRY_S)},
+        # The time is the bound, not the count: obstore's ten retries may all be over within two seconds.
+        retry_config={"max_retries": 1000, "retry_timeout": timedelta(seconds=REQUEST_RETRY_S)},
     )
 
 

@@ -153,6 +153,24 @@ def test_a_denied_listing_is_no_failing_store(faulty: Faulty) -> None:
     assert server.all_fired()
 
 
+def test_a_request_is_retried_for_its_time_and_not_a_number_of_times(aws_env: pytest.MonkeyPatch) -> None:
+    """Twelve refusals are more than obstore's ten retries, which may be over within two seconds."""
+    with FaultS3([Fault("PUT", "k", fault_s3.REFUSED_503, times=12)]) as server:
+        aws_env.setenv("AWS_ENDPOINT_URL", server.address)
+        open_store("s3://bucket").put("k", b"x")
+        assert server.objects["k"] == b"x"
+        assert server.faults[0].fired == 12
+
+
+def test_uploads_of_several_parts_at_once_keep_apart(aws_env: pytest.MonkeyPatch) -> None:
+    with FaultS3() as server:
+        aws_env.setenv("AWS_ENDPOINT_URL", server.address)
+        store = open_store("s3://bucket")
+        data = [bytes([rank]) * (PART_BYTES + 1) for rank in range(6)]
+        together(6, lambda rank: [store.put(f"k{rank}-{n}", data[rank]) for n in range(3)])
+        assert all(server.objects[f"k{rank}-{n}"] == data[rank] for rank in range(6) for n in range(3))
+
+
 def test_a_missing_bucket_is_named(s3_bucket: str) -> None:
     with pytest.raises(AbsentObject, match=r"s3://no-such-bucket/k: the bucket or folder does not exist"):
         open_store("s3://no-such-bucket").create("k", b"x")
