@@ -8,11 +8,13 @@ import pytest
 from tests.support.gang import base, exchange, standing, together
 from tests.trainer.rendezvous.test_allreduce import mean_by_hand, run_round
 from trainer.rendezvous import geometry, sharded
-from trainer.rendezvous.documents import MeanSlice
+from trainer.rendezvous.documents import MeanSlice, Member, Roster
 from trainer.rendezvous.errors import ForeignObject
 from trainer.rendezvous.geometry import Geometry, is_sharded
 from trainer.rendezvous.object_store import ObjectStore
 from trainer.rendezvous.payload import Payload
+from trainer.rendezvous.sharded import TAKE_OVER_S, ShardedMean
+from trainer.rendezvous.waiting import Clock
 from trainer.rendezvous.wire import BLOCK, Floats
 
 NUMEL = 5000
@@ -107,3 +109,18 @@ def test_what_one_round_loses_the_next_ones_send(store: ObjectStore) -> None:
     assert np.abs(total - rounds * constant).max() < step
     once = exchange(store, 0, 1, wire_dtype="int4").run(rounds, constant.copy(), base(BLOCK)).values
     assert np.abs(rounds * once - rounds * constant).max() > 3 * step  # without feedback the errors add up
+
+
+@pytest.mark.parametrize(("rank", "turn"), [(2, 1), (3, 2), (0, 3)])
+def test_the_ranks_after_a_late_owner_have_their_turns_in_order(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch, rank: int, turn: int
+) -> None:
+    computed: list[int] = []
+    monkeypatch.setattr(ShardedMean, "_compute", lambda self, fetcher, index: computed.append(index))
+    members = tuple(Member(n, 0, "") for n in range(4))
+    roster = Roster("run", 0, "base", members, "fp32", (0, 1, 2, 3))
+    late = ShardedMean(standing(store, rank), Clock(), roster, None, None, _missing={1})  # type: ignore[arg-type]
+    late._take_over(None, turn * TAKE_OVER_S - 0.1)  # type: ignore[arg-type]
+    assert computed == []
+    late._take_over(None, turn * TAKE_OVER_S)  # type: ignore[arg-type]
+    assert computed == [1]
