@@ -20,7 +20,7 @@ from infra.run_endings import CAUSE_CHARACTERS, compare_and_sum_up, stop_and_fai
 from infra.run_objects import write_run_file
 from infra.training_job_state import JOB_PREFIX
 from infra.validation_jsonata import defaults, problems_expression, resolved_expression
-from trainer.run_spec import MAX_REPLICAS
+from trainer.job_parameters import MAX_REPLICAS
 
 # The execution's name, in the characters of a run id (layout.RUN_ID_PATTERN). A name of nothing
 # but other characters leaves an empty id, and gets one of its own.

@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from trainer.run_spec import MAX_RUNTIME_S
+from trainer.job_parameters import MAX_RUNTIME_S
 
 # Payloads must outlive every job that could still ask for them.
 LONGEST_JOB_DAYS: Final = MAX_RUNTIME_S // 86_400

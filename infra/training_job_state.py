@@ -13,7 +13,8 @@ from infra.job_options import JobOptions
 from infra.jsonata import as_expression, jsonata
 from infra.run_objects import ANY_RUN, key, run_file
 from trainer import layout
-from trainer.run_spec import BUILT_IN_CODE, SOURCE_ARCHIVE
+from trainer.layout import SOURCE_ARCHIVE
+from trainer.parameter_kinds import BUILT_IN_CODE
 
 # SageMaker: TrainingJobName, letters, digits and hyphens, unique in an account and region for ever.
 JOB_NAME_CHARACTERS: Final = 63

@@ -11,6 +11,10 @@ OURS = {"app", "infra", "trainer", "runs", "local_aws", "container", "benchmarks
 # What those outside the trainer may import of it: no torch, no store.
 LEAVES = {
     "trainer.run_spec",
+    "trainer.job_parameters",
+    "trainer.training_parameters",
+    "trainer.exchange_parameters",
+    "trainer.parameter_kinds",
     "trainer.run_rules",
     "trainer.run_pairs",
     "trainer.layout",

@@ -18,8 +18,8 @@ import torch
 from trainer.failures import BadDataSet
 from trainer.layout import TEXT_SUFFIXES
 from trainer.model import BYTE_OFFSET
+from trainer.parameter_kinds import BUILT_IN_DATA
 from trainer.rendezvous.errors import AccessDenied
-from trainer.run_spec import BUILT_IN_DATA
 
 HELD_OUT_ONE_IN: Final = 10
 EVAL_SEQUENCES: Final = 64

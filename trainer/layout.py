@@ -17,6 +17,7 @@ DATA_PREFIX: Final = "diloco-data"
 CHECKPOINT_PREFIX: Final = "diloco-ckpt"
 OUTPUT_PREFIX: Final = "diloco-out"
 INPUT_PREFIX: Final = "diloco-in"  # what users upload: text, models; shared by all runs
+SOURCE_ARCHIVE: Final = ".tar.gz"  # a source_uri that ends so is an archive; any other is a folder
 TEXT_SUFFIXES: Final = (".txt", ".md", ".rst", ".py")  # what counts as text in a folder of text
 
 # The rank channel of places that start replicas by environment instead of by arguments.

@@ -35,6 +35,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from trainer import failures, layout
+from trainer.parameter_kinds import BUILT_IN_CODE, BUILT_IN_DATA
 from trainer.rendezvous.allreduce import ObjectStoreAllReduce
 from trainer.rendezvous.errors import RendezvousError, ReplicasDiverged
 from trainer.rendezvous.manager import ObjectStoreManager
@@ -42,7 +43,7 @@ from trainer.rendezvous.progress import ProgressReporter
 from trainer.rendezvous.run_log import RunLog
 from trainer.rendezvous.waiting import Standing, WaitBounds
 from trainer.run_file import Run, read_run
-from trainer.run_spec import BUILT_IN_CODE, BUILT_IN_DATA, InvalidRunParameters
+from trainer.run_spec import InvalidRunParameters
 from trainer.secret_environment import add_secrets
 from trainer.source_code import put_on_path
 

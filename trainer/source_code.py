@@ -17,9 +17,8 @@ from typing import Final
 import fsspec
 
 from trainer.failures import BadTrainer
-from trainer.layout import CODE_CHANNEL
+from trainer.layout import CODE_CHANNEL, SOURCE_ARCHIVE
 from trainer.rendezvous.errors import AccessDenied
-from trainer.run_spec import SOURCE_ARCHIVE
 
 OUR_PACKAGE: Final = "trainer"
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from infra.replica_states import REDRIVE_REFUSED
-from trainer.run_spec import MAX_REPLICAS
+from trainer.job_parameters import MAX_REPLICAS
 
 Evaluate = Callable[..., Any]
 States = dict[str, dict[str, Any]]

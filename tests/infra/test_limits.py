@@ -10,7 +10,8 @@ from typing import Any
 from infra.quota_states import MOST_PAGES
 from infra.replica_states import MOST_REFUSALS
 from infra.training_job_state import JOB_NAME_CHARACTERS
-from trainer.run_spec import MAX_REPLICAS, RunSpec
+from trainer.job_parameters import MAX_REPLICAS
+from trainer.run_spec import RunSpec
 
 Evaluate = Callable[..., Any]
 States = dict[str, dict[str, Any]]

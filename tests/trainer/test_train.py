@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.support.gang import manager, together
 from trainer import train
+from trainer.inner_loop import InnerLoop
+from trainer.inner_optimizer import learning_rate
 from trainer.layout import METRICS
 from trainer.model import build_model
 from trainer.rendezvous.errors import NonFinite
@@ -74,7 +76,7 @@ def test_an_unknown_model_is_refused_with_the_list(store: ObjectStore, tmp_path:
 
 def test_warm_up_and_cosine() -> None:
     spec = parse({"lr": 1.0, "warmup_steps": 4, "total_steps": 12, "sync_every": 4})
-    rates = [train.learning_rate(spec, step) for step in range(12)]
+    rates = [learning_rate(spec, step) for step in range(12)]
     assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
     assert rates[8] == pytest.approx(0.1 + 0.9 * 0.5)  # half-way down the cosine
     assert rates[4:] == sorted(rates[4:], reverse=True)
@@ -99,15 +101,15 @@ def test_accumulated_batches_are_one_step_of_their_mean(store: ObjectStore, tmp_
 def test_a_loss_that_is_no_number_names_rank_round_and_step(
     store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = train._Replica._loss
+    original = InnerLoop._loss
     calls = []
 
-    def loss(self: train._Replica, tokens: torch.Tensor) -> torch.Tensor:
+    def loss(self: InnerLoop, tokens: torch.Tensor) -> torch.Tensor:
         calls.append(1)
         value = original(self, tokens)
         return value * math.nan if self.model.training and self.loop.rounds == 1 else value
 
-    monkeypatch.setattr(train._Replica, "_loss", loss)
+    monkeypatch.setattr(InnerLoop, "_loss", loss)
     with pytest.raises(
         NonFinite, match="rank 0 round 1 inner step 2: the loss is nan; nothing of it was sent"
     ):
