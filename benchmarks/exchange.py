@@ -2,7 +2,7 @@
 
     python -m benchmarks.exchange --replicas 4 --mb 256     ours against the seed's way
     python -m benchmarks.exchange --replicas 2 --mb 2048 --ours
-    python -m benchmarks.exchange --scaling                 bytes and requests as N grows
+    python -m benchmarks.exchange --scaling --mb 64         bytes and requests as N grows
 
 N processes and a fast S3 server on loopback, all in the same run on the same cores; medians of
 `--repeat` rounds. `ratio` is the seed's wall time over ours, `memory_ratio` likewise of a replica's
@@ -20,9 +20,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.gang import Cost, Workers
+from benchmarks.gang import Cost, Workers, keep_freed_memory
 from benchmarks.loopback import floor_s
 from tests.support.fault_s3 import FaultS3
+from trainer.rendezvous import geometry
+from trainer.rendezvous.object_store import PART_BYTES
 
 POLL_S: Final = 0.02
 # S3 standard storage: a thousand PUT or LIST, a thousand GET, in dollars (us-east-1).
@@ -32,13 +34,14 @@ PUT_DOLLARS, GET_DOLLARS = 5e-6, 4e-7
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--replicas", type=int, default=4)
-    parser.add_argument("--mb", type=int, default=256)
+    parser.add_argument("--mb", type=int, default=256, help="size of the tensor, MiB")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--ours", action="store_true", help="ours alone, through file:// too")
     parser.add_argument("--scaling", action="store_true")
     given = parser.parse_args()
+    keep_freed_memory()
     if given.scaling:
-        found = scaling(given.mb if given.mb != 256 else 32)
+        found = scaling(given.mb)
     elif given.ours:
         found = ours_alone(given.replicas, given.mb, given.repeat)
     else:
@@ -65,23 +68,31 @@ def against_the_seed(replicas: int, mb: int, repeat: int) -> dict[str, Any]:
 
 
 def ours_alone(replicas: int, mb: int, repeat: int) -> dict[str, Any]:
-    """`extra_tensors`: peak extra memory of a replica, in tensors; through the server and a folder."""
+    """`extra_tensors`: peak extra memory of a replica, in tensors; through the server and a folder.
+
+    The snapshot of the pseudo-gradient is made within what is measured, and so counted.
+    """
     found: dict[str, Any] = {}
     with (
         FaultS3() as server,
         Workers(replicas, setup, server.address, "s3://bucket", replicas, mb) as workers,
     ):
-        found["s3"] = _rounds(workers, "sharded", repeat, server)
+        found["s3"] = _rounds(workers, "snapshot", repeat, server)
     with tempfile.TemporaryDirectory() as folder:
         uri = Path(folder).as_uri()
         with Workers(replicas, setup, "", uri, replicas, mb) as workers:
-            found["file"] = _rounds(workers, "sharded", repeat, None)
+            found["file"] = _rounds(workers, "snapshot", repeat, None)
     worst = max(part["extra_mb"] for part in found.values())
     return {"extra_tensors": round(worst * 1e6 / (mb * 2**20), 3), **found}
 
 
 def scaling(mb: int) -> dict[str, Any]:
-    """Bytes and requests of a rank for N = 2, 4, 8, 16, and what the formulas say."""
+    """Bytes and requests of a rank for N = 2, 4, 8, 16 beside what the formulas say.
+
+    Writes: a large object takes its parts and two more requests, a small one a single request; and
+    four documents a rank: claim, contribution, roster, announced slice. Payload reads: every peer's
+    chunks of the own slice, and the chunks of every other slice.
+    """
     rows = []
     for replicas in (2, 4, 8, 16):
         with (
@@ -89,7 +100,14 @@ def scaling(mb: int) -> dict[str, Any]:
             Workers(replicas, setup, server.address, "s3://bucket", replicas, mb) as workers,
         ):
             ours = _rounds(workers, "sharded", 1, server)
-        tensor = mb * 2**20
+            payload_gets = sum(v == "GET" and k.startswith("diloco-data/") for v, k in server.requests)
+        tensor, sharded = mb * 2**20, replicas >= geometry.SHARD_FROM_RANKS
+        cut = geometry.Geometry.of(tensor // 4, replicas)
+        if sharded:
+            puts = _put_requests(tensor) + _put_requests(tensor // replicas) + 4
+            gets = 2 * (replicas - 1) * cut.chunks_per_slice
+        else:
+            puts, gets = _put_requests(tensor) + 3, (replicas - 1) * cut.chunks
         rows.append(
             {
                 "replicas": replicas,
@@ -97,10 +115,17 @@ def scaling(mb: int) -> dict[str, Any]:
                 "down": round(ours["received_bytes"] / tensor, 3),
                 "bound": round(2 * (replicas - 1) / replicas, 3),
                 "puts": ours["puts_a_rank"],
-                "gets": ours["gets_a_rank"],
+                "puts_by_formula": puts,
+                "payload_gets": payload_gets / replicas,
+                "payload_gets_by_formula": gets,
+                "gets_with_polls": ours["gets_a_rank"],
             }
         )
-    return {"scaling": rows}
+    return {"mb": mb, "scaling": rows}
+
+
+def _put_requests(size_bytes: int) -> int:
+    return 1 if size_bytes < PART_BYTES else size_bytes // PART_BYTES + 2
 
 
 def _rounds(workers: Workers, way: str, repeat: int, server: FaultS3 | None) -> dict[str, Any]:
@@ -141,11 +166,12 @@ def setup(rank: int, address: str, uri: str, size: int, mb: int) -> Callable[[st
         "AWS_ENDPOINT_URL": address, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x",
         "AWS_REGION": "us-east-1", "AWS_DEFAULT_REGION": "us-east-1",
     }  # fmt: skip
+    from concurrent.futures import Future
+
     import s3fs
     import torch
 
     from benchmarks import seed_way
-    from trainer.rendezvous import geometry
     from trainer.rendezvous.allreduce import ObjectStoreAllReduce
     from trainer.rendezvous.base import Base
     from trainer.rendezvous.object_store import open_store
@@ -164,11 +190,14 @@ def setup(rank: int, address: str, uri: str, size: int, mb: int) -> Callable[[st
             seed_way.exchange(fs, f"bucket/{run_id}", rank, size, tensor, POLL_S)
             return tensor_bytes, (size - 1) * tensor_bytes
         geometry.SHARD_FROM_ELEMENTS = 2**62 if way == "whole" else sharded_from
+        values = tensor.clone() if way == "snapshot" else tensor
         bounds = WaitBounds(600, 600, 600, POLL_S)
         log = RunLog(store, run_id)
         standing = Standing(log, rank, log.take_claim(rank), threading.Event())
-        base = Base(0, tensor.numel(), "layout", "base")
-        event = ObjectStoreAllReduce(standing, size, bounds).run(0, tensor.numpy(), base).event
+        shared: Future[str] = Future()  # what is measured is the exchange; the seed hashes no weights
+        shared.set_result("base")
+        base = Base(0, tensor.numel(), "layout", shared)
+        event = ObjectStoreAllReduce(standing, size, bounds).run(0, values.numpy(), base).event
         return event.sent_bytes, event.received_bytes
 
     return run

@@ -219,10 +219,13 @@ def test_a_peer_with_another_model_is_foreign(store: ObjectStore) -> None:
     together(2, work)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_non_finite_pseudo_gradient_is_never_sent(store: ObjectStore, value: float) -> None:
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("position", [0, 2**18 - 1, 2**18, 600_000])  # it is looked at in pieces of 2^18
+def test_a_non_finite_pseudo_gradient_is_never_sent(store: ObjectStore, value: float, position: int) -> None:
+    numbers = np.ones(600_001, np.float32)
+    numbers[position] = value
     with pytest.raises(NonFinite, match="rank 0 round 4: the pseudo-gradient holds NaN or infinity"):
-        exchange(store, 0, 2).run(4, values(1.0, value), base(2))
+        exchange(store, 0, 2).run(4, numbers, base(len(numbers)))
     assert store.keys("diloco-data") == []
 
 
