@@ -52,9 +52,9 @@ def main() -> None:
 def against_the_seed(replicas: int, mb: int, repeat: int) -> dict[str, Any]:
     with FaultS3() as server:
         with Workers(replicas, setup, server.address, "s3://bucket", replicas, mb) as workers:
-            ours = _rounds(workers, "sharded", repeat, server)
-            whole = _rounds(workers, "whole", repeat, server)
-            seed = _rounds(workers, "seed", repeat, server)
+            ours = measured_rounds(workers, "sharded", repeat, server)
+            whole = measured_rounds(workers, "whole", repeat, server)
+            seed = measured_rounds(workers, "seed", repeat, server)
         floor = floor_s(replicas, ours["sent_bytes"], ours["received_bytes"], repeat)
     return {
         "ratio": round(seed["wall_s"] / ours["wall_s"], 2),
@@ -77,11 +77,11 @@ def ours_alone(replicas: int, mb: int, repeat: int) -> dict[str, Any]:
         FaultS3() as server,
         Workers(replicas, setup, server.address, "s3://bucket", replicas, mb) as workers,
     ):
-        found["s3"] = _rounds(workers, "snapshot", repeat, server)
+        found["s3"] = measured_rounds(workers, "snapshot", repeat, server)
     with tempfile.TemporaryDirectory() as folder:
         uri = Path(folder).as_uri()
         with Workers(replicas, setup, "", uri, replicas, mb) as workers:
-            found["file"] = _rounds(workers, "snapshot", repeat, None)
+            found["file"] = measured_rounds(workers, "snapshot", repeat, None)
     worst = max(part["extra_mb"] for part in found.values())
     return {"extra_tensors": round(worst * 1e6 / (mb * 2**20), 3), **found}
 
@@ -99,7 +99,7 @@ def scaling(mb: int) -> dict[str, Any]:
             FaultS3() as server,
             Workers(replicas, setup, server.address, "s3://bucket", replicas, mb) as workers,
         ):
-            ours = _rounds(workers, "sharded", 1, server)
+            ours = measured_rounds(workers, "sharded", 1, server)
             payload_gets = sum(v == "GET" and k.startswith("diloco-data/") for v, k in server.requests)
         tensor, sharded = mb * 2**20, replicas >= geometry.SHARD_FROM_RANKS
         cut = geometry.Geometry.of(tensor // 4, replicas)
@@ -128,7 +128,7 @@ def _put_requests(size_bytes: int) -> int:
     return 1 if size_bytes < PART_BYTES else size_bytes // PART_BYTES + 2
 
 
-def _rounds(workers: Workers, way: str, repeat: int, server: FaultS3 | None) -> dict[str, Any]:
+def measured_rounds(workers: Workers, way: str, repeat: int, server: FaultS3 | None) -> dict[str, Any]:
     """Medians over some rounds, after one that warms up."""
     walls, costs, puts, gets = [], [], 0, 0
     for attempt in range(repeat + 1):
@@ -183,13 +183,12 @@ def setup(rank: int, address: str, uri: str, size: int, mb: int) -> Callable[[st
     tensor_bytes = tensor.numel() * 4
     store = open_store(uri)
     fs = s3fs.S3FileSystem(endpoint_url=address, key="x", secret="x") if address else None  # noqa: S106
-    sharded_from = geometry.SHARD_FROM_ELEMENTS
 
     def run(way: str, run_id: str) -> tuple[int, int]:
         if way == "seed":
             seed_way.exchange(fs, f"bucket/{run_id}", rank, size, tensor, POLL_S)
             return tensor_bytes, (size - 1) * tensor_bytes
-        geometry.SHARD_FROM_ELEMENTS = 2**62 if way == "whole" else sharded_from
+        geometry.SHARD_FROM_ELEMENTS = 2**62 if way == "whole" else 0  # type: ignore[misc]
         values = tensor.clone() if way == "snapshot" else tensor
         bounds = WaitBounds(600, 600, 600, POLL_S)
         log = RunLog(store, run_id)

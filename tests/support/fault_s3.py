@@ -59,7 +59,10 @@ class FaultS3:
     objects: dict[str, bytes | bytearray] = field(default_factory=dict)
     requests: list[tuple[str, str]] = field(default_factory=list)  # (verb, key)
     uploads: dict[str, dict[int, bytes | bytearray]] = field(default_factory=dict)
-    upload_bytes_per_s: float | None = None  # each PUT's body takes this long; the benchmark of overlap
+    # For benchmarks: how long each request takes before its answer, and each body up or down.
+    latency_s: float = 0.0
+    upload_bytes_per_s: float | None = None
+    download_bytes_per_s: float | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __enter__(self) -> "FaultS3":
@@ -124,6 +127,8 @@ class _Connection(socketserver.BaseRequestHandler):
         url = urlsplit(target)
         key = unquote(url.path).partition("/")[2].partition("/")[2]  # path style: /bucket/key
         query = {name: values[0] for name, values in parse_qs(url.query, keep_blank_values=True).items()}
+        if self.s3.latency_s:
+            time.sleep(self.s3.latency_s)
         fault = self.s3.take_fault(verb, key)
         if fault in REFUSALS:
             assert fault is not None
@@ -242,6 +247,8 @@ class _Connection(socketserver.BaseRequestHandler):
             damaged = bytearray(body)
             damaged[len(damaged) // 2] ^= 1
             body = damaged
+        if self.s3.download_bytes_per_s:
+            time.sleep(len(body) / self.s3.download_bytes_per_s)
         self.request.sendall(_head(status, len(body), span))
         if fault == RESET_MID_BODY:
             self.request.sendall(body[: len(body) // 2])
