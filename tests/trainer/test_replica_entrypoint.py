@@ -192,7 +192,7 @@ def test_sigterm_ends_a_waiting_replica_with_exit_code_0_and_no_result(folder: P
 
     def after_its_contribution() -> None:
         log = RunLog(job.store, "r")
-        while log.contribution(0, 0) is None:
+        while not log.contributions(0, [0]):
             pass
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -27,7 +27,7 @@ def test_fragments_take_turns_from_the_first_on(store: ObjectStore) -> None:
     s = Settings(fragments=2)
     replica(store, 0, 1, s).train(s.total_steps, s)
     log = manager(store, 0, 1).log
-    found = [log.contribution(index, 0) for index in range(6)]
+    found = [log.contributions(index, [0]).get(0) for index in range(6)]
     assert [entry[0].fragment for entry in found if entry] == [0, 1, 0, 1, 0, 1]
 
 

@@ -32,9 +32,9 @@ from trainer.rendezvous.errors import NonFinite, OddOneOut, ReplicasDiverged
 from trainer.rendezvous.geometry import Geometry, is_sharded
 from trainer.rendezvous.host_copy import HostCopy
 from trainer.rendezvous.round_event import RoundEvent
-from trainer.rendezvous.run_log import RunLog
+from trainer.rendezvous.run_log import Contributions, RunLog
 from trainer.rendezvous.sharded import ShardedMean
-from trainer.rendezvous.waiting import Clock, ContributionWait, Found, Standing, WaitBounds
+from trainer.rendezvous.waiting import Clock, ContributionWait, Standing, WaitBounds
 from trainer.rendezvous.wire import FORMATS, Floats
 
 _PIECE: Final = 2**18  # values that stay in a processor's cache
@@ -116,7 +116,7 @@ class ObjectStoreAllReduce:
         complete_s = self.clock.now()
         roster = self._commit(round_index, found, base, geometry)
         self._require_base(round_index, base.shared_hash, roster.base_hash)
-        self._average(roster, values, base, geometry, ours, event)
+        self._average(roster, values, base, ours, found, event)
         event.put_s, event.waited_s = put_s - began_s, complete_s - put_s
         event.fetched_s = self.clock.now() - complete_s
         return Mean(values, event)
@@ -128,10 +128,9 @@ class ObjectStoreAllReduce:
         the same. Raises OddOneOut where `base` isn't what the round's members started from.
         """
         self._require_base(roster.round, base.shared_hash, roster.base_hash)
-        geometry = Geometry.of(base.numel, len(roster.members))
-        return average_whole(self._averaging(roster, base, geometry, None), out, self.log.store)
+        return average_whole(self._averaging(roster, base, None), out, self.log.store)
 
-    def _commit(self, round_index: int, found: Found, base: Base, geometry: Geometry) -> Roster:
+    def _commit(self, round_index: int, found: Contributions, base: Base, geometry: Geometry) -> Roster:
         """Check what all have given, and write the round's roster; the one that stands."""
         for contribution, _ in found.values():
             self._check(contribution, base, geometry)
@@ -153,13 +152,13 @@ class ObjectStoreAllReduce:
         roster: Roster,
         values: Floats,
         base: Base,
-        geometry: Geometry,
         ours: Contribution,
+        found: Contributions,
         event: RoundEvent,
     ) -> None:
         # What we hold is our member's payload only if it was put under our own claim.
         own = ours if ours.claim == self.standing.claim else None
-        averaging = self._averaging(roster, base, geometry, own)
+        averaging = self._averaging(roster, base, own, found)
         if roster.slice_owners:
             sharded = ShardedMean(self.standing, self.clock, roster, averaging, values)
             sharded.run()
@@ -169,9 +168,10 @@ class ObjectStoreAllReduce:
             event.received_bytes = average_whole(averaging, values, self.log.store)
 
     def _averaging(
-        self, roster: Roster, base: Base, geometry: Geometry, own: Contribution | None
+        self, roster: Roster, base: Base, own: Contribution | None, known: Contributions | None = None
     ) -> Averaging:
-        members = self.log.members_of(roster)
+        geometry = Geometry.of(base.numel, len(roster.members))
+        members = self.log.members_of(roster, known)
         for member in members:
             self._check(member, base, geometry)
         held = next((member for member in members if member == own), None)
@@ -181,7 +181,7 @@ class ObjectStoreAllReduce:
         key = self.log.keys.contribution(contribution.round, contribution.rank)
         base.check(contribution, geometry, self._wire, self.log.store.address(key))
 
-    def _agreed_base(self, round_index: int, found: Found) -> str:
+    def _agreed_base(self, round_index: int, found: Contributions) -> str:
         """The base hash of most ranks (rule 9). Without a majority the run is given up."""
         by_rank = {rank: entry[0].base_hash for rank, entry in sorted(found.items())}
         base_hash, count = Counter(by_rank.values()).most_common(1)[0]

@@ -11,8 +11,9 @@ from typing import Final, Self
 from trainer.rendezvous.wire import BLOCK
 
 CHUNK_ELEMENTS: Final = 2**22  # 16 MiB of float32
-# Below this, averaging the whole tensor on every rank takes fewer round trips; see benchmarks/results.md.
-SHARD_FROM_ELEMENTS: Final = 2**20
+# Slices spare a rank most of what it would fetch, and cost one more phase of round trips. With S3's
+# latency they win from some 64 MiB spared a rank (benchmarks/sharding.py): 12 MiB of tensor for eight ranks.
+SHARD_FROM_ELEMENTS: Final = 2**24
 SHARD_FROM_RANKS: Final = 3  # two ranks exchange the same bytes either way
 
 
@@ -56,5 +57,6 @@ class Geometry:
 
 
 def is_sharded(numel: int, ranks: int) -> bool:
-    """Whether a round of this size is averaged in slices."""
-    return ranks >= SHARD_FROM_RANKS and numel >= SHARD_FROM_ELEMENTS
+    """Whether a round of this size is averaged in slices: where that spares each rank enough."""
+    spared = (ranks - 1) * numel - 2 * (ranks - 1) * numel // ranks
+    return ranks >= SHARD_FROM_RANKS and spared >= SHARD_FROM_ELEMENTS

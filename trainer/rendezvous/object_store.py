@@ -7,9 +7,10 @@ come from boto3, so this works wherever boto3 does: SageMaker's container creden
 a profile, or AWS_ENDPOINT_URL_S3 pointing at an emulator.
 """
 
+import asyncio
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Final, NoReturn
 from urllib.parse import urlsplit
@@ -77,6 +78,22 @@ class ObjectStore:
             return self.get(key)
         except AbsentObject:
             return None
+
+    def find_all(self, keys: Sequence[str]) -> list[bytes | None]:
+        """As `find` of each key, all asked for at once: small documents cost a round trip each."""
+
+        async def find(key: str) -> bytes | None:
+            try:
+                return bytes(await (await obstore.get_async(self._store, key)).bytes_async())
+            except FileNotFoundError:
+                return None
+            except (BaseError, OSError) as error:
+                self._refuse(error, "GET", key)
+
+        async def find_each() -> list[bytes | None]:
+            return await asyncio.gather(*(find(key) for key in keys))
+
+        return asyncio.run(find_each())
 
     def read_range(self, key: str, offset: int, size: int) -> memoryview:
         """`size` bytes of the object from `offset` on. Raises DamagedObject where it is too short."""

@@ -6,12 +6,15 @@ processes, restarted at any moment, read the same history (rules 1 to 4).
 
 import json
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 from trainer.layout import RunLayout
 from trainer.rendezvous.documents import Contribution, MeanSlice, Roster, digest
 from trainer.rendezvous.errors import DamagedObject, ForeignObject
 from trainer.rendezvous.object_store import ObjectStore
+
+Contributions = dict[int, tuple[Contribution, str]]  # by rank: the contribution and its digest
 
 
 class RunLog:
@@ -38,10 +41,6 @@ class RunLog:
             claim += 1
         return claim
 
-    def is_superseded(self, rank: int, claim: int) -> bool:
-        """Whether a later process has claimed `rank`. Claims have no gaps, so one look is enough."""
-        return self.store.find(self.keys.claim(rank, claim + 1)) is not None
-
     # Rounds
 
     def contribute(self, ours: Contribution) -> Contribution:
@@ -49,10 +48,14 @@ class RunLog:
         standing = self.store.create(self.keys.contribution(ours.round, ours.rank), ours.encode())
         return self._checked_contribution(standing, ours.round, ours.rank)
 
-    def contribution(self, round_index: int, rank: int) -> tuple[Contribution, str] | None:
-        """A rank's contribution to a round and its digest, or None where it isn't there yet."""
-        data = self.store.find(self.keys.contribution(round_index, rank))
-        return None if data is None else (self._checked_contribution(data, round_index, rank), digest(data))
+    def contributions(self, round_index: int, ranks: Sequence[int]) -> Contributions:
+        """The contributions to a round of those among `ranks` whose are there."""
+        found = self.store.find_all([self.keys.contribution(round_index, rank) for rank in ranks])
+        return {
+            rank: (self._checked_contribution(data, round_index, rank), digest(data))
+            for rank, data in zip(ranks, found, strict=True)
+            if data is not None
+        }
 
     def roster(self, round_index: int) -> Roster | None:
         """The round's roster, or None while the round isn't committed."""
@@ -64,26 +67,33 @@ class RunLog:
         standing = self.store.create(self.keys.roster(ours.round), ours.encode())
         return self._checked_roster(standing, ours.round)
 
-    def mean_slice(self, roster: Roster, index: int) -> MeanSlice | None:
-        """A slice of the round's mean, or None where nobody has announced it yet."""
-        key = self.keys.mean(roster.round, index)
-        data = self.store.find(key)
-        if data is None:
-            return None
-        found = MeanSlice.decode(data, self.store.address(key))
-        found.check_is(self.store.address(key), run_id=self.run_id, round=roster.round, slice=index)
+    def mean_slices(self, roster: Roster, indices: Sequence[int]) -> dict[int, MeanSlice]:
+        """Those among the slices `indices` of the round's mean that somebody has announced."""
+        keys = [self.keys.mean(roster.round, index) for index in indices]
+        found = {}
+        for index, key, data in zip(indices, keys, self.store.find_all(keys), strict=True):
+            if data is not None:
+                found[index] = MeanSlice.decode(data, self.store.address(key))
+                found[index].check_is(
+                    self.store.address(key), run_id=self.run_id, round=roster.round, slice=index
+                )
         return found
 
     def announce_slice(self, ours: MeanSlice) -> None:
         """Announce a slice. Another's announcement may stand: the bits behind it are the same."""
         self.store.create(self.keys.mean(ours.round, ours.slice), ours.encode())
 
-    def members_of(self, roster: Roster) -> list[Contribution]:
-        """The roster's contributions in rank order, each proved to be the one the roster means."""
+    def members_of(self, roster: Roster, known: Contributions | None = None) -> list[Contribution]:
+        """The roster's contributions in rank order, each proved to be the one the roster means.
+
+        `known` are contributions that need no second reading.
+        """
+        read = dict(known or {})
+        read |= self.contributions(roster.round, [m.rank for m in roster.members if m.rank not in read])
         found = []
         for member in roster.members:
             address = self.store.address(self.keys.contribution(roster.round, member.rank))
-            entry = self.contribution(roster.round, member.rank)
+            entry = read.get(member.rank)
             if entry is None or entry[1] != member.contribution_sha256:
                 raise ForeignObject(
                     f"round {roster.round} rank {member.rank}: {address} is not the contribution that the "
@@ -107,7 +117,17 @@ class RunLog:
 
     def abort_reason(self) -> str | None:
         """Why the run was given up, or None while it wasn't."""
-        data = self.store.find(self.keys.abort)
+        return self._abort_reason(self.store.find(self.keys.abort))
+
+    def abort_and_successor(self, rank: int, claim: int) -> tuple[str | None, bool]:
+        """Why the run was given up, if it was, and whether a later process has claimed `rank`.
+
+        Claims have no gaps, so one look is enough.
+        """
+        abort, successor = self.store.find_all([self.keys.abort, self.keys.claim(rank, claim + 1)])
+        return self._abort_reason(abort), successor is not None
+
+    def _abort_reason(self, data: bytes | None) -> str | None:
         if data is None:
             return None
         document = read_json(data, self.store.address(self.keys.abort))

@@ -63,9 +63,7 @@ class ShardedMean:
     def _fetch_announced(self, fetcher: Fetcher) -> bool:
         """Fetch the slices that have been announced into `out`; whether there were any."""
         log, geometry = self.standing.log, self.averaging.geometry
-        announced = [
-            (i, s) for i in sorted(self._missing) if (s := log.mean_slice(self.roster, i)) is not None
-        ]
+        announced = log.mean_slices(self.roster, sorted(self._missing)).items()
         order = [
             (index, chunk, standing) for index, standing in announced for chunk in geometry.chunks_of(index)
         ]

@@ -16,9 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from trainer.rendezvous.documents import Contribution
 from trainer.rendezvous.errors import PeerLost, Stopped, Superseded
-from trainer.rendezvous.run_log import RunLog
+from trainer.rendezvous.run_log import Contributions, RunLog
 
 LIST_ABOVE: Final = 12  # a LIST costs 12.5 GETs (S3 request prices), so look one by one up to here
 SLOWEST_POLL: Final = 5  # times the first pause
@@ -58,8 +57,10 @@ class Standing:
 
     def check(self, round_index: int) -> None:
         """Raise where this process should not go on: asked to stop, run given up, or superseded."""
-        self.check_quick(round_index)
-        if self.log.is_superseded(self.rank, self.claim):
+        self.check_stop()
+        reason, superseded = self.log.abort_and_successor(self.rank, self.claim)
+        self._check_abort(reason, round_index)
+        if superseded:
             raise Superseded(
                 f"rank {self.rank} round {round_index}: process {self.claim} of this rank has been followed "
                 f"by process {self.claim + 1}; this one leaves"
@@ -68,16 +69,15 @@ class Standing:
     def check_quick(self, round_index: int) -> None:
         """The part of `check` that is worth a request at each poll."""
         self.check_stop()
-        reason = self.log.abort_reason()
+        self._check_abort(self.log.abort_reason(), round_index)
+
+    def _check_abort(self, reason: str | None, round_index: int) -> None:
         if reason is not None:
             raise PeerLost(f"rank {self.rank} round {round_index}: the run was given up by {reason}")
 
     def check_stop(self) -> None:
         if self.stop.is_set():
             raise Stopped(f"rank {self.rank}: asked to stop, and did")
-
-
-Found = dict[int, tuple[Contribution, str]]  # by rank: the contribution and its digest
 
 
 class ContributionWait:
@@ -90,13 +90,13 @@ class ContributionWait:
         self._bounds = bounds
         self._clock = clock
 
-    def until_complete(self, round_index: int) -> tuple[Found, list[int]]:
+    def until_complete(self, round_index: int) -> tuple[Contributions, list[int]]:
         """All contributions by rank, and the ranks that were missing at the last look but one.
 
         Raises PeerLost once a missing peer has stood still for too long, naming rank and round;
         the run's abort marker is then written. Raises as Standing.check does, too.
         """
-        found: Found = {}
+        found: Contributions = {}
         came_last: list[int] = []
         life = _SignsOfLife(self._log, self._clock, self._bounds.standstill_s(round_index))
         started_s = self._clock.now()
@@ -119,17 +119,14 @@ class ContributionWait:
             pause_s = min(1.3 * pause_s, SLOWEST_POLL * self._bounds.poll_interval_s)
         return found, came_last
 
-    def _look(self, round_index: int, found: Found) -> list[int]:
+    def _look(self, round_index: int, found: Contributions) -> list[int]:
         """Add what has arrived to `found`; return the ranks still missing."""
         missing = [rank for rank in range(self._world_size) if rank not in found]
         listed = missing
         if len(missing) > LIST_ABOVE:
             names = set(self._log.store.names(self._log.keys.round_prefix(round_index)))
             listed = [rank for rank in missing if f"rank_{rank:04d}.json" in names]
-        for rank in listed:
-            entry = self._log.contribution(round_index, rank)
-            if entry is not None:
-                found[rank] = entry
+        found |= self._log.contributions(round_index, listed)
         return [rank for rank in missing if rank not in found]
 
     def _give_up(self, round_index: int, missing: list[int], why: str) -> None:
@@ -159,8 +156,8 @@ class _SignsOfLife:
 
     def look(self, ranks: list[int]) -> None:
         self._looked_s = self._clock.now()
-        for rank in ranks:
-            progress = self._log.store.find(self._log.keys.progress(rank))
+        progresses = self._log.store.find_all([self._log.keys.progress(rank) for rank in ranks])
+        for rank, progress in zip(ranks, progresses, strict=True):
             if rank not in self._seen:
                 self._seen[rank] = (progress, self._start_s)
             elif self._seen[rank][0] != progress:

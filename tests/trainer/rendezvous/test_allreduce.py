@@ -109,7 +109,7 @@ def test_a_restarted_process_never_writes_over_what_its_earlier_life_put(store: 
     first = exchange(store, 0, 2)
     first_life = threading.Thread(target=lambda: _ends(first, values(1.0)))
     first_life.start()
-    _until(lambda: first.log.contribution(0, 0) is not None)
+    _until(lambda: bool(first.log.contributions(0, [0])))
     first.standing.stop.set()  # it dies having contributed
     first_life.join()
     second_life, tensors = exchange(store, 0, 2), [values(50.0), values(3.0)]

@@ -38,18 +38,18 @@ def test_a_process_is_superseded_by_the_next_claim_on_its_rank(store: ObjectStor
     log = RunLog(store, "run")
     first = log.take_claim(3)
     log.take_claim(2)
-    assert not log.is_superseded(3, first)
+    assert log.abort_and_successor(3, first) == (None, False)
     second = log.take_claim(3)
-    assert log.is_superseded(3, first)
-    assert not log.is_superseded(3, second)
+    assert log.abort_and_successor(3, first) == (None, True)
+    assert log.abort_and_successor(3, second) == (None, False)
 
 
 def test_documents_survive_the_trip(store: ObjectStore) -> None:
     log = RunLog(store, "run")
     contribute(log, contribution())
-    entry = log.contribution(0, 0)
-    assert entry is not None
-    assert entry[0] == contribution()
+    found = log.contributions(0, [1, 0, 2])  # the others have none
+    assert list(found) == [0]
+    assert found[0][0] == contribution()
 
 
 def roster(*members: Member, base_hash: str = "base") -> Roster:
@@ -76,10 +76,10 @@ def test_a_roster_proves_its_contributions(store: ObjectStore) -> None:
 def test_the_first_announcement_of_a_slice_stands(store: ObjectStore) -> None:
     log, whole = RunLog(store, "run"), roster(Member(0, 0, "a"))
     first = MeanSlice("run", 0, 2, 0, 0, whole.digest, "fp32", Payload("first", 8, 8, ("00",)))
-    assert log.mean_slice(whole, 2) is None
+    assert log.mean_slices(whole, [2]) == {}
     log.announce_slice(first)
     log.announce_slice(replace(first, rank=1))
-    assert log.mean_slice(whole, 2) == first
+    assert log.mean_slices(whole, [0, 2]) == {2: first}
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_contribution_in_anothers_place_is_foreign(
     log = RunLog(store, "run")
     contribute(log, wrong)
     with pytest.raises(ForeignObject, match=f"rank_0000.json: its {named}"):
-        log.contribution(0, 0)
+        log.contributions(0, [0])
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_broken_document_names_its_address(store: ObjectStore, body: bytes) ->
     log = RunLog(store, "run")
     store.put(log.keys.contribution(0, 0), body)
     with pytest.raises(DamagedObject, match=r"round_000000/rank_0000.json is not a whole Contribution"):
-        log.contribution(0, 0)
+        log.contributions(0, [0])
 
 
 def test_an_abort_is_sticky(store: ObjectStore) -> None:

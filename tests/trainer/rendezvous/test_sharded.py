@@ -44,10 +44,13 @@ def test_slices_are_whole_blocks_and_cover_the_tensor_once(ranks: int, numel: in
 
 
 def test_two_ranks_and_small_tensors_are_not_sharded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(geometry, "SHARD_FROM_ELEMENTS", 2**20)
-    assert is_sharded(2**20, 3)
-    assert not is_sharded(2**20, 2)
-    assert not is_sharded(2**20 - 1, 3)
+    """What counts is what a rank need not fetch: of four, a tensor and a half of three."""
+    monkeypatch.setattr(geometry, "SHARD_FROM_ELEMENTS", 3 * 2**19)
+    assert is_sharded(2**20, 4)
+    assert not is_sharded(2**20 - 1, 4)
+    assert is_sharded(2**19, 8)  # 5.25 tensors of seven
+    assert not is_sharded(2**20, 3)  # two thirds of a tensor of two
+    assert not is_sharded(2**30, 2)
 
 
 def test_a_rank_moves_as_much_as_the_rule_says(store: ObjectStore) -> None:
@@ -76,7 +79,7 @@ def test_the_slice_of_a_rank_that_died_is_taken_over_by_the_next(
     roster = dead.log.roster(0)
     assert roster is not None
     assert roster.slice_owners == (0, 1, 2)
-    authors = [announced.rank for n in range(3) if (announced := dead.log.mean_slice(roster, n))]
+    authors = [announced.rank for announced in dead.log.mean_slices(roster, range(3)).values()]
     assert authors == [0, 2, 2]
 
 

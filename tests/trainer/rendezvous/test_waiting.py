@@ -136,13 +136,13 @@ def test_many_missing_peers_are_looked_for_by_one_list(
 ) -> None:
     w = Waiting(store, world_size=LIST_ABOVE + 3)
     looked: list[int] = []
-    original = RunLog.contribution
+    original = RunLog.contributions
 
-    def counted(log: RunLog, round_index: int, rank: int):  # type: ignore[no-untyped-def]
-        looked.append(rank)
-        return original(log, round_index, rank)
+    def counted(log: RunLog, round_index: int, ranks: list[int]):  # type: ignore[no-untyped-def]
+        looked.extend(ranks)
+        return original(log, round_index, ranks)
 
-    monkeypatch.setattr(RunLog, "contribution", counted)
+    monkeypatch.setattr(RunLog, "contributions", counted)
     w.arrive(5)
     w.time.at(10, lambda: [w.arrive(rank) for rank in range(LIST_ABOVE + 3)])
     w.wait.until_complete(ROUND)
