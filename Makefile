@@ -78,6 +78,9 @@ test: setup  ## run all tests
 test-container: setup  ## build the image and run it as SageMaker does (root; buildah, podman)
 	$(PY) -m pytest tests/container
 
+bench: setup  ## run the benchmarks (ten minutes, an otherwise idle machine) and write benchmarks/results.md
+	$(PY) -m benchmarks
+
 test-rules: setup  ## break each rule of the rendezvous and see its test fail (two minutes)
 	$(PY) -m tests.broken_rules
 

@@ -58,12 +58,12 @@ class Workers:
         costs: dict[int, Cost] = {}
         while len(costs) < len(self._pipes):
             # Whoever speaks first: the peers of one that failed may wait for it for a long time.
-            for pipe in wait([p for rank, p in enumerate(self._pipes) if rank not in costs]):
-                assert isinstance(pipe, Connection)
-                cost = pipe.recv()
+            ready = wait([pipe for rank, pipe in enumerate(self._pipes) if rank not in costs])
+            for rank in [rank for rank, pipe in enumerate(self._pipes) if pipe in ready]:
+                cost = self._pipes[rank].recv()
                 if isinstance(cost, BaseException):
                     raise cost
-                costs[self._pipes.index(pipe)] = cost
+                costs[rank] = cost
         return [costs[rank] for rank in range(len(self._pipes))]
 
 

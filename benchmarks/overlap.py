@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def _median(costs: list[Any], name: str) -> float:
-    return statistics.median(seconds for cost in costs for seconds in cost.result[name])
+    return float(statistics.median(seconds for cost in costs for seconds in cost.result[name]))
 
 
 def setup(rank: int, address: str) -> Callable[[str, str, int], dict[str, Any]]:
