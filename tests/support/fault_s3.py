@@ -53,7 +53,10 @@ RIVAL = b'{"written by": "a rival"}'
 
 @dataclass
 class Fault:
-    """After the first `after` requests of this verb whose key ends so: the next `times` of them."""
+    """After the first `after` requests of this verb whose key ends so: the next `times` of them.
+
+    No end at all stands for listings, which have no key.
+    """
 
     verb: str
     key_end: str
@@ -68,7 +71,8 @@ class Fault:
 
     def strikes(self, verb: str, key: str) -> bool:
         """Whether this request meets the fault; counts it."""
-        if self.verb != verb or not key.endswith(self.key_end) or self.fired == self.times:
+        meant = key.endswith(self.key_end) if self.key_end else not key
+        if self.verb != verb or not meant or self.fired == self.times:
             return False
         if self.after > 0:
             self.after -= 1

@@ -108,7 +108,8 @@ class ShardedMean:
 
         rank, claim = self.standing.rank, self.standing.claim
         key = log.keys.mean_payload(self.roster.round, index, rank, claim)
-        payload = Payload.put_chunks(log.store, key, encoded(), wire.size_of(geometry.chunk_elements))
+        chunk_bytes = wire.size_of(geometry.chunk_elements)
+        payload = Payload.put_chunks(log.store, key, encoded(), chunk_bytes, len(chunks))
         self.sent_bytes += payload.size_bytes
         log.announce_slice(
             MeanSlice(
