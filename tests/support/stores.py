@@ -7,11 +7,13 @@ the reason why the promise can't be asked of it.
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
+from obstore.store import S3Store
 
 from tests.support.fault_s3 import FaultS3
 from trainer.rendezvous.object_store import ObjectStore, open_store
@@ -72,3 +74,23 @@ def fresh_on_http(
 
 def fresh_on_disk(folder: Path) -> Fresh:
     return Fresh("file", folder.as_uri(), {})
+
+
+def on_fault_server(server: FaultS3, *, retry_s: float = 3.0) -> ObjectStore:
+    """A store that shows every fault: obstore repeats nothing, and no pause of ours takes time."""
+    waited = [0.0]
+
+    def sleep(seconds: float) -> None:
+        waited[0] += seconds
+
+    s3 = S3Store(
+        "bucket",
+        endpoint=server.address,
+        region="us-east-1",
+        access_key_id="x",
+        secret_access_key="x",
+        virtual_hosted_style_request=False,
+        client_options={"allow_http": True, "timeout": "30s"},
+        retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=1)},
+    )
+    return ObjectStore(s3, "s3://bucket", retry_s=retry_s, now=lambda: waited[0], sleep=sleep)

@@ -62,7 +62,7 @@ class ObjectStore:
         store: Store,
         uri: str,
         *,
-        retry_s: float = RETRY_S,
+        retry_s: float = 0.0,  # a folder and memory have no doubtful answers
         now: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         jitter: Callable[[float, float], float] = random.uniform,
@@ -240,7 +240,7 @@ def open_store(uri: str) -> ObjectStore:
     """
     parts = urlsplit(uri)
     if parts.scheme == "s3" and parts.netloc and parts.path in ("", "/"):
-        return ObjectStore(_s3_store(parts.netloc), uri)
+        return ObjectStore(_s3_store(parts.netloc), uri, retry_s=RETRY_S)
     if parts.scheme == "file" and not parts.netloc and parts.path:
         return ObjectStore(LocalStore(parts.path, mkdir=True), uri)
     if parts.scheme == "memory":
