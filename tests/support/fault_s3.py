@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -118,10 +119,10 @@ class FaultS3:
             self.requests.append((verb, key))
             return next((fault.what for fault in self.faults if fault.strikes(verb, key)), None)
 
-    def wait_for(self, key: str) -> None:
-        """Return once there is an object of this key."""
+    def wait_for(self, key: str, unless: Callable[[], bool] = bool) -> None:
+        """Return once there is an object of this key, or at a notice of `lock` when `unless` says so."""
         with self.lock:
-            assert self.lock.wait_for(lambda: key in self.objects, timeout=60), f"{key} never came"
+            assert self.lock.wait_for(lambda: key in self.objects or unless(), timeout=60), f"no {key}"
 
     def store(self, key: str, data: bytes | bytearray) -> None:
         """Put an object; hold the lock."""

@@ -22,6 +22,7 @@ HTTP = ("moto", "ministack", "fault_s3")
 KINDS = ("memory", "file", *HTTP)
 
 _numbers = itertools.count()
+_MOMENT = timedelta(milliseconds=2)
 
 
 def asked_of_all(but: Mapping[str, str] | None = None) -> pytest.MarkDecorator:
@@ -76,8 +77,8 @@ def fresh_on_disk(folder: Path) -> Fresh:
     return Fresh("file", folder.as_uri(), {})
 
 
-def on_fault_server(server: FaultS3, *, retry_s: float = 3.0) -> ObjectStore:
-    """A store that shows every fault: obstore repeats nothing, and no pause of ours takes time."""
+def on_fault_server(server: FaultS3, *, retry_s: float = 3.0, retries: int = 0) -> ObjectStore:
+    """A store none of whose own pauses takes time; without `retries` of obstore's it shows every fault."""
     waited = [0.0]
 
     def sleep(seconds: float) -> None:
@@ -91,6 +92,10 @@ def on_fault_server(server: FaultS3, *, retry_s: float = 3.0) -> ObjectStore:
         secret_access_key="x",
         virtual_hosted_style_request=False,
         client_options={"allow_http": True, "timeout": "30s"},
-        retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=1)},
+        retry_config={
+            "max_retries": retries,
+            "retry_timeout": timedelta(seconds=60),
+            "backoff": {"init_backoff": _MOMENT, "max_backoff": 5 * _MOMENT, "base": 2},
+        },
     )
     return ObjectStore(s3, "s3://bucket", retry_s=retry_s, now=lambda: waited[0], sleep=sleep)

@@ -62,14 +62,14 @@ class ObjectStore:
         store: Store,
         uri: str,
         *,
-        retry_s: float = 0.0,  # a folder and memory have no doubtful answers
+        retry_s: float | None = None,
         now: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         jitter: Callable[[float, float], float] = random.uniform,
     ) -> None:
         self._store = store
         self.uri = uri.rstrip("/")
-        self._retry_s = retry_s
+        self._retry_s = RETRY_S if retry_s is None else retry_s
         self._now = now
         self._sleep = sleep
         self._jitter = jitter
@@ -240,7 +240,7 @@ def open_store(uri: str) -> ObjectStore:
     """
     parts = urlsplit(uri)
     if parts.scheme == "s3" and parts.netloc and parts.path in ("", "/"):
-        return ObjectStore(_s3_store(parts.netloc), uri, retry_s=RETRY_S)
+        return ObjectStore(_s3_store(parts.netloc), uri)
     if parts.scheme == "file" and not parts.netloc and parts.path:
         return ObjectStore(LocalStore(parts.path, mkdir=True), uri)
     if parts.scheme == "memory":

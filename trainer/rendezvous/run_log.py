@@ -6,12 +6,16 @@ processes, restarted at any moment, read the same history (rules 1 to 4).
 
 import json
 import uuid
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from trainer.layout import RunLayout
 from trainer.rendezvous.documents import Contribution, MeanSlice, Roster, digest
 from trainer.rendezvous.errors import DamagedObject, ForeignObject
 from trainer.rendezvous.object_store import ObjectStore
+from trainer.rendezvous.payload import FETCH_ATTEMPTS
+
+Found = TypeVar("Found")
 
 
 class RunLog:
@@ -47,22 +51,22 @@ class RunLog:
     def contribute(self, ours: Contribution) -> Contribution:
         """Write a contribution; the first of its rank stands, whoever wrote it, and is returned."""
         standing = self.store.create(self.keys.contribution(ours.round, ours.rank), ours.encode())
-        return self._checked_contribution(standing, ours.round, ours.rank)
+        return self._contribution(ours.round, ours.rank, standing)[0]
 
     def contribution(self, round_index: int, rank: int) -> tuple[Contribution, str] | None:
         """A rank's contribution to a round and its digest, or None where it isn't there yet."""
         data = self.store.find(self.keys.contribution(round_index, rank))
-        return None if data is None else (self._checked_contribution(data, round_index, rank), digest(data))
+        return None if data is None else self._contribution(round_index, rank, data)
 
     def roster(self, round_index: int) -> Roster | None:
         """The round's roster, or None while the round isn't committed."""
         data = self.store.find(self.keys.roster(round_index))
-        return None if data is None else self._checked_roster(data, round_index)
+        return None if data is None else self._roster(round_index, data)
 
     def commit(self, ours: Roster) -> Roster:
         """Commit a round; the first roster stands, whoever wrote it, and is returned."""
         standing = self.store.create(self.keys.roster(ours.round), ours.encode())
-        return self._checked_roster(standing, ours.round)
+        return self._roster(ours.round, standing)
 
     def mean_slice(self, roster: Roster, index: int) -> MeanSlice | None:
         """A slice of the round's mean, or None where nobody has announced it yet."""
@@ -70,9 +74,14 @@ class RunLog:
         data = self.store.find(key)
         if data is None:
             return None
-        found = MeanSlice.decode(data, self.store.address(key))
-        found.check_is(self.store.address(key), run_id=self.run_id, round=roster.round, slice=index)
-        return found
+
+        def decode(data: bytes, address: str) -> MeanSlice:
+            found = MeanSlice.decode(data, address)
+            expected = {"run_id": self.run_id, "round": roster.round, "slice": index}
+            found.check_is(address, **expected, roster_sha256=roster.digest)
+            return found
+
+        return self.proved(key, data, decode, f"round {roster.round} slice {index}")
 
     def announce_slice(self, ours: MeanSlice) -> None:
         """Announce a slice. Another's announcement may stand: the bits behind it are the same."""
@@ -110,26 +119,46 @@ class RunLog:
         data = self.store.find(self.keys.abort)
         if data is None:
             return None
-        document = read_json(data, self.store.address(self.keys.abort))
+        document = self.proved(self.keys.abort, data, read_json, "abort marker")
         return f"{document.get('by', 'somebody')}: {document.get('reason', 'no reason given')}"
 
     def publish_result(self, rank: int, result: dict[str, Any]) -> dict[str, Any]:
         """Say how a rank ended. A relaunched process that ends again finds its first word standing."""
         key = self.keys.result(rank)
         standing = self.store.create(key, json.dumps(result, sort_keys=True).encode())
-        return read_json(standing, self.store.address(key))
+        return self.proved(key, standing, read_json, f"result of rank {rank}")
 
-    def _checked_contribution(self, data: bytes, round_index: int, rank: int) -> Contribution:
-        address = self.store.address(self.keys.contribution(round_index, rank))
-        found = Contribution.decode(data, address)
-        found.check_is(address, run_id=self.run_id, round=round_index, rank=rank)
-        return found
+    def proved(self, key: str, data: bytes, decode: Callable[[bytes, str], Found], where: str) -> Found:
+        """The document in `data`, as read from `key`; read again where it is damaged or belongs elsewhere.
 
-    def _checked_roster(self, data: bytes, round_index: int) -> Roster:
-        address = self.store.address(self.keys.roster(round_index))
-        roster = Roster.decode(data, address)
-        roster.check_is(address, run_id=self.run_id, round=round_index)
-        return roster
+        In flight that heals, at rest it never does: raises DamagedObject, ForeignObject or AbsentObject.
+        """
+        address = self.store.address(key)
+        for attempt in range(1, FETCH_ATTEMPTS + 1):
+            try:
+                return decode(data, address)
+            except (DamagedObject, ForeignObject) as error:
+                if attempt == FETCH_ATTEMPTS:
+                    raise type(error)(f"{where}: {error}; fetched {attempt} times") from error
+            data = self.store.get(key)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _contribution(self, round_index: int, rank: int, data: bytes) -> tuple[Contribution, str]:
+        def decode(data: bytes, address: str) -> tuple[Contribution, str]:
+            found = Contribution.decode(data, address)
+            found.check_is(address, run_id=self.run_id, round=round_index, rank=rank)
+            return found, digest(data)
+
+        key = self.keys.contribution(round_index, rank)
+        return self.proved(key, data, decode, f"round {round_index} rank {rank}")
+
+    def _roster(self, round_index: int, data: bytes) -> Roster:
+        def decode(data: bytes, address: str) -> Roster:
+            roster = Roster.decode(data, address)
+            roster.check_is(address, run_id=self.run_id, round=round_index)
+            return roster
+
+        return self.proved(self.keys.roster(round_index), data, decode, f"round {round_index} roster")
 
 
 def read_json(data: bytes, address: str) -> dict[str, Any]:

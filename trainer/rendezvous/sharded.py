@@ -126,9 +126,9 @@ class ShardedMean:
         self._missing.discard(index)
 
     def _check(self, announced: MeanSlice) -> None:
-        """Raise ForeignObject where a slice isn't of this roster's size and format."""
+        """Raise ForeignObject where a slice, which is this roster's, isn't of its size and format."""
         log, geometry, wire = self.standing.log, self.averaging.geometry, self.averaging.mean_wire
         address = log.store.address(log.keys.mean(self.roster.round, announced.slice))
-        announced.check_is(address, roster_sha256=self.roster.digest, dtype=wire.name)
+        announced.check_is(address, dtype=wire.name)
         chunks = geometry.chunks_of(announced.slice)
         announced.payload.check_size(address, *payload_size(geometry, wire, chunks))
