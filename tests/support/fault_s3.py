@@ -3,9 +3,10 @@
     with FaultS3([Fault("PUT", "roster.json", LOST_ANSWER)]) as s3: ... s3.address ...
     python -m tests.support.fault_s3 [--upload-mb-per-s N]      # a process of its own, for benchmarks
 
-Enough of S3 for this project: objects, ranges, If-None-Match, multipart uploads, ListObjectsV2.
-Bodies are received into one buffer and sent from it, so that it keeps up with fast clients. Faults
-are data; a test asserts `all_fired`, so that it cannot pass by missing its fault.
+Enough of S3 for this project: objects, ranges, If-None-Match, multipart uploads with abort and
+listing, ListObjectsV2 in pages. Bodies are received into one buffer and sent from it, so that it
+keeps up with fast clients. Faults are data; a test asserts `all_fired`, so that it cannot pass by
+missing its fault.
 """
 
 import argparse
@@ -13,21 +14,27 @@ import base64
 import re
 import socket
 import socketserver
+import sys
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
-from xml.sax.saxutils import escape
 
 from awscrt import checksums
+
+from tests.support import s3_answers
+from tests.support.s3_answers import error, head
 
 # What can happen to a request. An object is stored only where the name says so.
 REFUSED_409 = "409, nothing stored"
 REFUSED_500 = "500, nothing stored"
 REFUSED_503 = "503, nothing stored"
 DENIED = "403, nothing stored"
+RESET = "nothing stored, then a reset"
+NO_ANSWER = "nothing stored, and no answer until the client gives up"
 LOST_ANSWER = "stored, then the connection is closed without an answer"
 STORED_503 = "503, though it was stored"
 RIVAL_FIRST = "somebody else's bytes are stored just before"
@@ -37,18 +44,50 @@ RESET_MID_BODY = "half of the answer's body, then a reset"
 SLOW_DRIP = "the answer's body in eight pieces with pauses"
 
 REFUSALS = (REFUSED_409, REFUSED_500, REFUSED_503, DENIED)
+# What can happen to a request of each verb: a fault without effect would prove nothing.
+POSSIBLE = dict.fromkeys(("HEAD", "DELETE"), (*REFUSALS, RESET, NO_ANSWER))
+POSSIBLE["GET"] = (*POSSIBLE["HEAD"], TRUNCATED, FLIPPED_BIT, RESET_MID_BODY, SLOW_DRIP)
+POSSIBLE["POST"] = (*POSSIBLE["HEAD"], LOST_ANSWER)
+POSSIBLE["PUT"] = (*POSSIBLE["POST"], STORED_503, RIVAL_FIRST)
 RIVAL = b'{"written by": "a rival"}'
 
 
 @dataclass
 class Fault:
-    """The next `times` requests of this verb whose key ends so."""
+    """After the first `after` requests of this verb whose key ends so: the next `times` of them.
+
+    No end at all stands for listings, which have no key.
+    """
 
     verb: str
     key_end: str
     what: str
     times: int = 1
     fired: int = 0
+    after: int = 0
+
+    def __post_init__(self) -> None:
+        if self.what not in POSSIBLE[self.verb]:
+            raise ValueError(f"{self.what!r} can't happen to a {self.verb}")
+
+    def strikes(self, verb: str, key: str) -> bool:
+        """Whether this request meets the fault; counts it."""
+        meant = key.endswith(self.key_end) if self.key_end else not key
+        if self.verb != verb or not meant or self.fired == self.times:
+            return False
+        if self.after > 0:
+            self.after -= 1
+            return False
+        self.fired += 1
+        return True
+
+
+@dataclass
+class Upload:
+    """A multipart upload that is neither completed nor aborted."""
+
+    key: str
+    parts: dict[int, bytes | bytearray] = field(default_factory=dict)
 
 
 @dataclass
@@ -58,12 +97,12 @@ class FaultS3:
     faults: list[Fault] = field(default_factory=list)
     objects: dict[str, bytes | bytearray] = field(default_factory=dict)
     requests: list[tuple[str, str]] = field(default_factory=list)  # (verb, key)
-    uploads: dict[str, dict[int, bytes | bytearray]] = field(default_factory=dict)
+    uploads: dict[str, Upload] = field(default_factory=dict)  # by id
     # For benchmarks: how long each request takes before its answer, and each body up or down.
     latency_s: float = 0.0
     upload_bytes_per_s: float | None = None
     download_bytes_per_s: float | None = None
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.Condition = field(default_factory=threading.Condition)  # notified of each new object
 
     def __enter__(self) -> "FaultS3":
         handler = type("Handler", (_Connection,), {"s3": self})
@@ -81,11 +120,17 @@ class FaultS3:
     def take_fault(self, verb: str, key: str) -> str | None:
         with self.lock:
             self.requests.append((verb, key))
-            for fault in self.faults:
-                if fault.verb == verb and key.endswith(fault.key_end) and fault.fired < fault.times:
-                    fault.fired += 1
-                    return fault.what
-        return None
+            return next((fault.what for fault in self.faults if fault.strikes(verb, key)), None)
+
+    def wait_for(self, key: str, unless: Callable[[], bool] = bool) -> None:
+        """Return once there is an object of this key, or at a notice of `lock` when `unless` says so."""
+        with self.lock:
+            assert self.lock.wait_for(lambda: key in self.objects or unless(), timeout=60), f"no {key}"
+
+    def store(self, key: str, data: bytes | bytearray) -> None:
+        """Put an object; hold the lock."""
+        self.objects[key] = data
+        self.lock.notify_all()
 
     def all_fired(self) -> bool:
         return all(fault.fired > 0 for fault in self.faults)
@@ -96,7 +141,9 @@ class _Server(socketserver.ThreadingTCPServer):
     request_queue_size = 256
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away in mid-request is nobody's fault here."""
+        """A client that goes away in mid-request is nobody's fault here; anything else is to be seen."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Connection(socketserver.BaseRequestHandler):
@@ -132,7 +179,13 @@ class _Connection(socketserver.BaseRequestHandler):
         fault = self.s3.take_fault(verb, key)
         if fault in REFUSALS:
             assert fault is not None
-            return self._answer(int(fault[:3]), _error(fault[:3]))
+            return self._answer(int(fault[:3]), error(fault[:3]))
+        if fault == NO_ANSWER:
+            while self.request.recv(65536):
+                pass
+            return False
+        if fault == RESET:
+            return self._reset()
         return bool(getattr(self, f"_{verb.lower()}")(key, query, headers, body, fault))
 
     def _body(self, size: int) -> bytearray:
@@ -154,34 +207,42 @@ class _Connection(socketserver.BaseRequestHandler):
             time.sleep(len(body) / self.s3.upload_bytes_per_s)
         expected = headers.get("x-amz-checksum-crc64nvme")
         if expected and base64.b64decode(expected) != checksums.crc64nvme(body).to_bytes(8, "big"):
-            return self._answer(400, _error("BadDigest"))
+            return self._answer(400, error("BadDigest"))
+        exists = False
         with self.s3.lock:
             if "partNumber" in query:
-                self.s3.uploads[query["uploadId"]][int(query["partNumber"])] = body
-                exists = False
+                upload = self.s3.uploads.get(query["uploadId"])
+                if upload is None:
+                    return self._answer(404, error("NoSuchUpload"))
+                upload.parts[int(query["partNumber"])] = body
             else:
                 if fault == RIVAL_FIRST:
                     self.s3.objects.setdefault(key, RIVAL)
                 exists = headers.get("if-none-match") == "*" and key in self.s3.objects
                 if not exists:
-                    self.s3.objects[key] = body
+                    self.s3.store(key, body)
         if fault == LOST_ANSWER:
             return False
         if fault == STORED_503:
-            return self._answer(503, _error("SlowDown"))
-        return self._answer(412, _error("PreconditionFailed")) if exists else self._answer(200)
+            return self._answer(503, error("SlowDown"))
+        return self._answer(412, error("PreconditionFailed")) if exists else self._answer(200)
 
-    def _post(self, key: str, query: dict[str, str], _h: Any, _body: bytearray, fault: Any) -> bool:
+    def _post(self, key: str, query: dict[str, str], _h: Any, body: bytearray, fault: Any) -> bool:
         with self.s3.lock:
             if "uploads" in query:
-                upload = uuid.uuid4().hex
-                self.s3.uploads[upload] = {}
-                answer = f"<Result><UploadId>{upload}</UploadId></Result>"
+                number = uuid.uuid4().hex
+                self.s3.uploads[number] = Upload(key)
+                answer = s3_answers.upload_begun(number)
             else:
-                parts = self.s3.uploads.pop(query["uploadId"])
-                self.s3.objects[key] = b"".join(parts[number] for number in sorted(parts))
-                answer = f"<Result><Key>{escape(key)}</Key><ETag>0</ETag></Result>"
-        return False if fault == LOST_ANSWER else self._answer(200, answer.encode())
+                upload = self.s3.uploads.pop(query["uploadId"], None)
+                if upload is None:
+                    return self._answer(404, error("NoSuchUpload"))
+                named = [int(number) for number in re.findall(rb"<PartNumber>(\d+)<", body)]
+                if refusal := s3_answers.wrong_parts(named, upload.parts):
+                    return self._answer(400, error(refusal))
+                self.s3.store(key, b"".join(upload.parts[number] for number in named))
+                answer = s3_answers.upload_completed(key)
+        return False if fault == LOST_ANSWER else self._answer(200, answer)
 
     def _delete(self, key: str, query: dict[str, str], _h: Any, _body: bytearray, _fault: Any) -> bool:
         with self.s3.lock:
@@ -195,65 +256,48 @@ class _Connection(socketserver.BaseRequestHandler):
         self, key: str, query: dict[str, str], headers: dict[str, str], _body: bytearray, fault: Any
     ) -> bool:
         if not key:
-            return self._list(query)
+            return self._answer(200, self._listing(query), fault)
         with self.s3.lock:
             data = self.s3.objects.get(key)
         if data is None:
-            return self._answer(404, _error("NoSuchKey"))
+            return self._answer(404, error("NoSuchKey"))
         whole = memoryview(data)
         if fault == TRUNCATED:
             whole = whole[: len(whole) // 2]
-        span = re.fullmatch(r"bytes=(\d+)-(\d+)", headers.get("range", ""))
+        span = re.fullmatch(r"bytes=(\d+)-(\d*)", headers.get("range", ""))
         if span is None:
             return self._answer(200, whole, fault)
-        start, end = int(span[1]), min(int(span[2]) + 1, len(whole))
+        start, end = int(span[1]), min(int(span[2] or len(whole)) + 1, len(whole))
         if start >= len(whole):
-            return self._answer(416, _error("InvalidRange"))
+            return self._answer(416, error("InvalidRange"))
         return self._answer(206, whole[start:end], fault, f"bytes {start}-{end - 1}/{len(whole)}")
 
     def _head(self, key: str, _q: Any, _h: Any, _body: bytearray, _fault: Any) -> bool:
         with self.s3.lock:
             data = self.s3.objects.get(key)
-        self.request.sendall(_head(404, 0) if data is None else _head(200, len(data)))
+        self.request.sendall(head(404, 0) if data is None else head(200, len(data)))
         return True
 
-    def _list(self, query: dict[str, str]) -> bool:
-        prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
+    def _listing(self, query: dict[str, str]) -> bytes:
         with self.s3.lock:
-            found = {key: len(data) for key, data in self.s3.objects.items() if key.startswith(prefix)}
-        folders = {
-            key[: key.index(delimiter, len(prefix)) + 1]
-            for key in found
-            if delimiter and delimiter in key[len(prefix) :]
-        }
-        rows = [
-            f"<Contents><Key>{escape(key)}</Key><Size>{size}</Size><ETag>0</ETag>"
-            "<LastModified>2024-01-01T00:00:00.000Z</LastModified></Contents>"
-            for key, size in sorted(found.items())
-            if not (delimiter and delimiter in key[len(prefix) :])
-        ]
-        rows += [
-            f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>" for name in sorted(folders)
-        ]
-        return self._answer(
-            200,
-            f"<ListBucketResult><IsTruncated>false</IsTruncated>{''.join(rows)}</ListBucketResult>".encode(),
-        )
+            if "uploads" in query:
+                return s3_answers.uploads({number: upload.key for number, upload in self.s3.uploads.items()})
+            sizes = {key: len(data) for key, data in self.s3.objects.items()}
+        return s3_answers.page(sizes, query)
 
     def _answer(
         self, status: int, body: bytes | memoryview = b"", fault: str | None = None, span: str | None = None
     ) -> bool:
-        if fault == FLIPPED_BIT:
+        if fault == FLIPPED_BIT and body:
             damaged = bytearray(body)
             damaged[len(damaged) // 2] ^= 1
             body = damaged
         if self.s3.download_bytes_per_s:
             time.sleep(len(body) / self.s3.download_bytes_per_s)
-        self.request.sendall(_head(status, len(body), span))
+        self.request.sendall(head(status, len(body), span))
         if fault == RESET_MID_BODY:
             self.request.sendall(body[: len(body) // 2])
-            self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
-            return False
+            return self._reset()
         if fault == SLOW_DRIP:
             for piece in range(8):
                 self.request.sendall(body[piece * len(body) // 8 : (piece + 1) * len(body) // 8])
@@ -262,17 +306,10 @@ class _Connection(socketserver.BaseRequestHandler):
         self.request.sendall(body)
         return True
 
-
-def _head(status: int, size: int, span: str | None = None) -> bytes:
-    extra = f"Content-Range: {span}\r\n" if span else ""
-    return (
-        f'HTTP/1.1 {status} -\r\nContent-Length: {size}\r\nETag: "0"\r\n'
-        f"Last-Modified: Mon, 01 Jan 2024 00:00:00 GMT\r\n{extra}\r\n"
-    ).encode()
-
-
-def _error(code: str) -> bytes:
-    return f"<Error><Code>{code}</Code><Message>by schedule</Message></Error>".encode()
+    def _reset(self) -> bool:
+        """Have the connection end by RST, as that of a server that dies."""
+        self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+        return False
 
 
 def main() -> None:

@@ -45,7 +45,8 @@ class Contributor:
             payload = Payload.put(log.store, key, values.data.cast("B"), chunk_bytes)
         else:
             unsent = self._with_feedback(base.fragment, values)
-            payload = Payload.put_chunks(log.store, key, self._encoded(values, unsent, geometry), chunk_bytes)
+            encoded = self._encoded(values, unsent, geometry)
+            payload = Payload.put_chunks(log.store, key, encoded, chunk_bytes, geometry.chunks)
         ours = Contribution(
             run_id=log.run_id,
             round=round_index,

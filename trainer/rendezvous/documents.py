@@ -1,18 +1,23 @@
 """The JSON objects of the log, typed: contribution, roster, initial weights.
 
 All are written once and refer to each other by digest, so the log proves itself: a roster
-names the exact manifests whose mean is the round, each manifest names the exact bytes.
+names the exact manifests whose mean is the round, each manifest names the exact bytes. Each ends
+with its own checksum: a bit that flips on the way in a digest, a hash or a count would leave whole JSON,
+and what one rank has misread it would write into the roster for all.
 """
 
 import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from pydantic import TypeAdapter, ValidationError
 
 from trainer.rendezvous.errors import DamagedObject, ForeignObject
-from trainer.rendezvous.payload import Payload
+from trainer.rendezvous.payload import Payload, crc64nvme
+
+_CHECKSUM: Final = re.compile(rb'(.*), "crc64nvme": "([0-9a-f]{16})"}', re.DOTALL)
 
 
 def digest(data: bytes) -> str:
@@ -27,11 +32,16 @@ class Document:
     run_id: str
 
     def encode(self) -> bytes:
-        return json.dumps(asdict(self), sort_keys=True).encode()
+        """JSON, whose last member is the checksum of all bytes before it."""
+        body = json.dumps(asdict(self), sort_keys=True).encode()[:-1]
+        return body + b', "crc64nvme": "%s"}' % crc64nvme(memoryview(body)).encode()
 
     @classmethod
     def decode(cls, data: bytes, address: str) -> Self:
-        """Parse and check types. Raises DamagedObject naming the document's address."""
+        """Check and parse. Raises DamagedObject naming the document's address."""
+        found = _CHECKSUM.fullmatch(data)
+        if found is None or crc64nvme(memoryview(found[1])).encode() != found[2]:
+            raise DamagedObject(f"{address} is not a whole {cls.__name__}: its checksum doesn't fit its text")
         try:
             return TypeAdapter(cls).validate_json(data)
         except ValidationError as error:

@@ -30,7 +30,7 @@ def share_initial(standing: Standing, named: dict[str, torch.Tensor]) -> None:
     if data is None:
         data = log.store.create(key, _publish(standing, named).encode())
     address = log.store.address(key)
-    initial = InitialWeights.decode(data, address)
+    initial = log.proved(key, data, InitialWeights.decode, "initial weights")
     initial.check_is(address, run_id=log.run_id)
     if (initial.rank, initial.claim) == (rank, standing.claim):
         return

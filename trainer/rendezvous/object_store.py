@@ -8,11 +8,12 @@ a profile, or AWS_ENDPOINT_URL_S3 pointing at an emulator.
 """
 
 import asyncio
+import random
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 import boto3
@@ -32,6 +33,7 @@ from trainer.rendezvous.errors import AbsentObject, AccessDenied, DamagedObject,
 
 Store = S3Store | LocalStore | MemoryStore
 Buffer = bytes | bytearray | memoryview
+Answer = TypeVar("Answer")
 # What an identity needs to be allowed. S3 asks for the same right to look at an object as to read it.
 _ACTIONS: Final = {
     "GET": "s3:GetObject",
@@ -40,11 +42,17 @@ _ACTIONS: Final = {
     "LIST": "s3:ListBucket",
 }
 
-PART_BYTES: Final = 16 * 2**20  # one request of a large object; 10,000 parts (S3) reach 156 GiB
+PART_BYTES: Final = 16 * 2**20  # one request of a large object, as long as MOST_PARTS of them suffice
+MOST_PARTS: Final = 10_000  # of one object (S3 multipart limits); beyond 156 GiB parts grow instead
 REQUEST_TIMEOUT_S: Final = 120  # obstore's default of 30 s is short for a part on a slow link
 # How long one request is retried, and how long a create-only put is put again, before StoreFailed.
 REQUEST_RETRY_S: Final = 60.0
 RETRY_S: Final = 120.0
+
+
+def part_bytes(size_bytes: int) -> int:
+    """The size of the parts in which an object of `size_bytes` is put."""
+    return max(PART_BYTES, -(-size_bytes // MOST_PARTS))
 
 
 class ObjectStore:
@@ -55,15 +63,17 @@ class ObjectStore:
         store: Store,
         uri: str,
         *,
-        retry_s: float = RETRY_S,
+        retry_s: float | None = None,
         now: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        jitter: Callable[[float, float], float] = random.uniform,
     ) -> None:
         self._store = store
         self.uri = uri.rstrip("/")
-        self._retry_s = retry_s
+        self._retry_s = RETRY_S if retry_s is None else retry_s
         self._now = now
         self._sleep = sleep
+        self._jitter = jitter
 
     def get(self, key: str) -> bytes:
         """The whole object. Raises AbsentObject, AccessDenied or StoreFailed."""
@@ -102,6 +112,10 @@ class ObjectStore:
         except (BaseError, OSError) as error:
             if not isinstance(error, FileNotFoundError | PermissionDeniedError | UnauthenticatedError):
                 self._check_size(key, offset + size)
+                if "status code: 416" in str(error):
+                    raise DamagedObject(
+                        f"{self.address(key)} was answered as if it ended before byte {offset}"
+                    ) from error
             self._refuse(error, "GET", key)
         if len(data) != size:  # a range across the end is answered with what there is
             raise DamagedObject(self._short(key, offset + len(data), offset + size))
@@ -112,16 +126,28 @@ class ObjectStore:
         if isinstance(self._store, MemoryStore):
             data = bytes(data)  # it would keep the caller's buffer, which may change
         try:
-            obstore.put(self._store, key, memoryview(data), chunk_size=PART_BYTES)
+            obstore.put(self._store, key, memoryview(data), chunk_size=part_bytes(len(data)))
         except (BaseError, OSError) as error:
-            self._refuse(error, "PUT", key)
+            self._unless_completed(error, key, len(data))
 
-    def put_stream(self, key: str, parts: Iterator[bytes | memoryview]) -> None:
-        """As `put`, from an iterator that is asked for more while earlier parts are on their way."""
+    def put_stream(self, key: str, pieces: Iterable[bytes | memoryview], size_bytes: int) -> None:
+        """As `put`, from an iterator that is asked for more while earlier pieces are on their way.
+
+        An error of the iterator ends the upload, and leaves no object. `size_bytes` is the length of all
+        pieces together, or more.
+        """
+        given_bytes = 0
+
+        def counted() -> Iterator[bytes | memoryview]:
+            nonlocal given_bytes
+            for piece in pieces:
+                given_bytes += len(piece)
+                yield piece
+
         try:
-            obstore.put(self._store, key, parts, chunk_size=PART_BYTES)
+            obstore.put(self._store, key, counted(), chunk_size=part_bytes(size_bytes))
         except (BaseError, OSError) as error:
-            self._refuse(error, "PUT", key)
+            self._unless_completed(error, key, given_bytes)
 
     def create(self, key: str, data: bytes) -> bytes:
         """Write an object unless there is one; return the bytes that stand under the key, whoever wrote them.
@@ -132,7 +158,7 @@ class ObjectStore:
         Nothing is there: put the same again. Raises AccessDenied at once, StoreFailed after a while.
         """
         deadline = self._now() + self._retry_s
-        pause_s = 0.05
+        attempt = 0
         while True:
             try:
                 obstore.put(self._store, key, data, mode="create", use_multipart=False)
@@ -145,28 +171,57 @@ class ObjectStore:
                     return standing
                 if self._now() >= deadline:
                     self._refuse(error, "PUT", key)
-            self._sleep(pause_s)
-            pause_s = min(2 * pause_s, 5.0)
+            attempt += 1
+            self._pause(attempt)
 
     def names(self, prefix: str) -> list[str]:
         """Last parts of the keys directly below `prefix`, objects and folders, sorted."""
-        try:
-            found = obstore.list_with_delimiter(self._store, prefix)
-        except (BaseError, OSError) as error:
-            self._refuse(error, "LIST", prefix)
+        found = self._listed(prefix, lambda: obstore.list_with_delimiter(self._store, prefix))
         keys = [entry["path"] for entry in found["objects"]] + list(found["common_prefixes"])
         return sorted(key.rsplit("/", 1)[-1] for key in keys)
 
     def keys(self, prefix: str) -> list[str]:
         """Every key below `prefix`, sorted."""
-        try:
-            return sorted(entry["path"] for batch in obstore.list(self._store, prefix) for entry in batch)
-        except (BaseError, OSError) as error:
-            self._refuse(error, "LIST", prefix)
+        return self._listed(
+            prefix,
+            lambda: sorted(entry["path"] for batch in obstore.list(self._store, prefix) for entry in batch),
+        )
 
     def address(self, key: str) -> str:
         """The key as a URI that a person can open."""
         return f"{self.uri}/{key}"
+
+    def _listed(self, prefix: str, look: Callable[[], Answer]) -> Answer:
+        """What `look` answers. obstore asks again for whatever fails but a listing that breaks off midway."""
+        deadline = self._now() + self._retry_s
+        attempt = 0
+        while True:
+            try:
+                return look()
+            except (BaseError, OSError) as error:
+                if "response body" not in str(error) or self._now() >= deadline:
+                    self._refuse(error, "LIST", prefix)
+            attempt += 1
+            self._pause(attempt)
+
+    def _pause(self, attempt: int) -> None:
+        """After the n-th attempt: longer each time, and of no fixed length, lest writers collide in step."""
+        longest_s = min(0.025 * 2**attempt, 5.0)
+        self._sleep(self._jitter(longest_s / 2, longest_s))
+
+    def _unless_completed(self, error: BaseException, key: str, size: int) -> None:
+        """Refuse a failed put, but for one whose last answer was lost.
+
+        The retry of a completion that has succeeded may meet NoSuchUpload: S3 promises no memory of it.
+        """
+        if "NoSuchUpload" not in str(error):
+            self._refuse(error, "PUT", key)
+        try:
+            landed = obstore.head(self._store, key)["size"] == size
+        except (BaseError, OSError):
+            landed = False
+        if not landed:
+            raise StoreFailed(f"PUT {self.address(key)} failed: its upload was ended by others") from error
 
     def _check_size(self, key: str, needed: int) -> None:
         """Tell a truncated object from a failing store: a range past the end is an error like any other."""

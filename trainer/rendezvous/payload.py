@@ -38,9 +38,9 @@ class Payload:
 
     @classmethod
     def put_chunks(
-        cls, store: ObjectStore, key: str, chunks: Iterable[bytes | memoryview], chunk_bytes: int
+        cls, store: ObjectStore, key: str, chunks: Iterable[bytes | memoryview], chunk_bytes: int, count: int
     ) -> "Payload":
-        """As `put`, from chunks made one by one while earlier ones are on their way."""
+        """As `put`, from `count` chunks made one by one while earlier ones are on their way."""
         crcs: list[str] = []
         size_bytes = 0
 
@@ -52,7 +52,7 @@ class Payload:
                 yield chunk
 
         if chunk_bytes >= PART_BYTES:
-            store.put_stream(key, noted())
+            store.put_stream(key, noted(), count * chunk_bytes)
         else:  # a single request, rather than a multipart upload of three
             store.put(key, b"".join(noted()))
         return cls(key, size_bytes, chunk_bytes, tuple(crcs))

@@ -6,13 +6,16 @@ processes, restarted at any moment, read the same history (rules 1 to 4).
 
 import json
 import uuid
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from trainer.layout import RunLayout
 from trainer.rendezvous.documents import Contribution, MeanSlice, Roster, digest
 from trainer.rendezvous.errors import DamagedObject, ForeignObject
 from trainer.rendezvous.object_store import ObjectStore
+from trainer.rendezvous.payload import FETCH_ATTEMPTS
+
+Found = TypeVar("Found")
 
 Contributions = dict[int, tuple[Contribution, str]]  # by rank: the contribution and its digest
 
@@ -46,13 +49,13 @@ class RunLog:
     def contribute(self, ours: Contribution) -> Contribution:
         """Write a contribution; the first of its rank stands, whoever wrote it, and is returned."""
         standing = self.store.create(self.keys.contribution(ours.round, ours.rank), ours.encode())
-        return self._checked_contribution(standing, ours.round, ours.rank)
+        return self._contribution(ours.round, ours.rank, standing)[0]
 
     def contributions(self, round_index: int, ranks: Sequence[int]) -> Contributions:
         """The contributions to a round of those among `ranks` whose are there."""
         found = self.store.find_all([self.keys.contribution(round_index, rank) for rank in ranks])
         return {
-            rank: (self._checked_contribution(data, round_index, rank), digest(data))
+            rank: self._contribution(round_index, rank, data)
             for rank, data in zip(ranks, found, strict=True)
             if data is not None
         }
@@ -60,24 +63,20 @@ class RunLog:
     def roster(self, round_index: int) -> Roster | None:
         """The round's roster, or None while the round isn't committed."""
         data = self.store.find(self.keys.roster(round_index))
-        return None if data is None else self._checked_roster(data, round_index)
+        return None if data is None else self._roster(round_index, data)
 
     def commit(self, ours: Roster) -> Roster:
         """Commit a round; the first roster stands, whoever wrote it, and is returned."""
         standing = self.store.create(self.keys.roster(ours.round), ours.encode())
-        return self._checked_roster(standing, ours.round)
+        return self._roster(ours.round, standing)
 
     def mean_slices(self, roster: Roster, indices: Sequence[int]) -> dict[int, MeanSlice]:
         """Those among the slices `indices` of the round's mean that somebody has announced."""
         keys = [self.keys.mean(roster.round, index) for index in indices]
-        found = {}
-        for index, key, data in zip(indices, keys, self.store.find_all(keys), strict=True):
-            if data is not None:
-                found[index] = MeanSlice.decode(data, self.store.address(key))
-                found[index].check_is(
-                    self.store.address(key), run_id=self.run_id, round=roster.round, slice=index
-                )
-        return found
+        found = zip(indices, keys, self.store.find_all(keys), strict=True)
+        return {
+            index: self._slice(roster, index, key, data) for index, key, data in found if data is not None
+        }
 
     def announce_slice(self, ours: MeanSlice) -> None:
         """Announce a slice. Another's announcement may stand: the bits behind it are the same."""
@@ -130,26 +129,55 @@ class RunLog:
     def _abort_reason(self, data: bytes | None) -> str | None:
         if data is None:
             return None
-        document = read_json(data, self.store.address(self.keys.abort))
+        document = self.proved(self.keys.abort, data, read_json, "abort marker")
         return f"{document.get('by', 'somebody')}: {document.get('reason', 'no reason given')}"
 
     def publish_result(self, rank: int, result: dict[str, Any]) -> dict[str, Any]:
         """Say how a rank ended. A relaunched process that ends again finds its first word standing."""
         key = self.keys.result(rank)
         standing = self.store.create(key, json.dumps(result, sort_keys=True).encode())
-        return read_json(standing, self.store.address(key))
+        return self.proved(key, standing, read_json, f"result of rank {rank}")
 
-    def _checked_contribution(self, data: bytes, round_index: int, rank: int) -> Contribution:
-        address = self.store.address(self.keys.contribution(round_index, rank))
-        found = Contribution.decode(data, address)
-        found.check_is(address, run_id=self.run_id, round=round_index, rank=rank)
-        return found
+    def proved(self, key: str, data: bytes, decode: Callable[[bytes, str], Found], where: str) -> Found:
+        """The document in `data`, as read from `key`; read again where it is damaged or belongs elsewhere.
 
-    def _checked_roster(self, data: bytes, round_index: int) -> Roster:
-        address = self.store.address(self.keys.roster(round_index))
-        roster = Roster.decode(data, address)
-        roster.check_is(address, run_id=self.run_id, round=round_index)
-        return roster
+        In flight that heals, at rest it never does: raises DamagedObject, ForeignObject or AbsentObject.
+        """
+        address = self.store.address(key)
+        for attempt in range(1, FETCH_ATTEMPTS + 1):
+            try:
+                return decode(data, address)
+            except (DamagedObject, ForeignObject) as error:
+                if attempt == FETCH_ATTEMPTS:
+                    raise type(error)(f"{where}: {error}; fetched {attempt} times") from error
+            data = self.store.get(key)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _contribution(self, round_index: int, rank: int, data: bytes) -> tuple[Contribution, str]:
+        def decode(data: bytes, address: str) -> tuple[Contribution, str]:
+            found = Contribution.decode(data, address)
+            found.check_is(address, run_id=self.run_id, round=round_index, rank=rank)
+            return found, digest(data)
+
+        key = self.keys.contribution(round_index, rank)
+        return self.proved(key, data, decode, f"round {round_index} rank {rank}")
+
+    def _slice(self, roster: Roster, index: int, key: str, data: bytes) -> MeanSlice:
+        def decode(data: bytes, address: str) -> MeanSlice:
+            found = MeanSlice.decode(data, address)
+            expected = {"run_id": self.run_id, "round": roster.round, "slice": index}
+            found.check_is(address, **expected, roster_sha256=roster.digest)
+            return found
+
+        return self.proved(key, data, decode, f"round {roster.round} slice {index}")
+
+    def _roster(self, round_index: int, data: bytes) -> Roster:
+        def decode(data: bytes, address: str) -> Roster:
+            roster = Roster.decode(data, address)
+            roster.check_is(address, run_id=self.run_id, round=round_index)
+            return roster
+
+        return self.proved(self.keys.roster(round_index), data, decode, f"round {round_index} roster")
 
 
 def read_json(data: bytes, address: str) -> dict[str, Any]:

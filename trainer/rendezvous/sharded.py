@@ -106,7 +106,8 @@ class ShardedMean:
 
         rank, claim = self.standing.rank, self.standing.claim
         key = log.keys.mean_payload(self.roster.round, index, rank, claim)
-        payload = Payload.put_chunks(log.store, key, encoded(), wire.size_of(geometry.chunk_elements))
+        chunk_bytes = wire.size_of(geometry.chunk_elements)
+        payload = Payload.put_chunks(log.store, key, encoded(), chunk_bytes, len(chunks))
         self.sent_bytes += payload.size_bytes
         log.announce_slice(
             MeanSlice(
@@ -123,9 +124,9 @@ class ShardedMean:
         self._missing.discard(index)
 
     def _check(self, announced: MeanSlice) -> None:
-        """Raise ForeignObject where a slice isn't of this roster's size and format."""
+        """Raise ForeignObject where a slice, which is this roster's, isn't of its size and format."""
         log, geometry, wire = self.standing.log, self.averaging.geometry, self.averaging.mean_wire
         address = log.store.address(log.keys.mean(self.roster.round, announced.slice))
-        announced.check_is(address, roster_sha256=self.roster.digest, dtype=wire.name)
+        announced.check_is(address, dtype=wire.name)
         chunks = geometry.chunks_of(announced.slice)
         announced.payload.check_size(address, *payload_size(geometry, wire, chunks))

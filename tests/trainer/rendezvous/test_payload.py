@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import timedelta
 
 import pytest
-from obstore.store import S3Store
 
 from tests.support import fault_s3
 from tests.support.fault_s3 import Fault, FaultS3
+from tests.support.stores import on_fault_server
 from trainer.rendezvous.errors import AbsentObject, DamagedObject, ForeignObject
 from trainer.rendezvous.object_store import PART_BYTES, ObjectStore
 from trainer.rendezvous.payload import FETCH_ATTEMPTS, Payload
@@ -26,14 +25,7 @@ def server() -> Iterator[FaultS3]:
 
 @pytest.fixture
 def s3(server: FaultS3) -> ObjectStore:
-    return ObjectStore(
-        S3Store(
-            "bucket", endpoint=server.address, region="us-east-1", access_key_id="x", secret_access_key="x",
-            virtual_hosted_style_request=False, client_options={"allow_http": True, "timeout": "5s"},
-            retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=1)},
-        ),
-        "s3://bucket",
-    )  # fmt: skip
+    return on_fault_server(server)
 
 
 def put(store: ObjectStore) -> Payload:
@@ -62,16 +54,35 @@ def test_chunks_made_one_by_one_are_the_same_payload(any_store: ObjectStore, chu
     data = DATA if chunk_bytes == CHUNK else bytes(range(256)) * (2 * PART_BYTES // 256) + b"end"
     pieces = [data[at : at + chunk_bytes] for at in range(0, len(data), chunk_bytes)]
     whole = Payload.put(any_store, "whole", memoryview(data), chunk_bytes)
-    made = Payload.put_chunks(any_store, "made", iter(pieces), chunk_bytes)
+    made = Payload.put_chunks(any_store, "made", iter(pieces), chunk_bytes, len(pieces))
     assert made == replace(whole, key="made")
     assert any_store.get("made") == any_store.get("whole") == data
 
 
 @pytest.mark.parametrize("what", [fault_s3.FLIPPED_BIT, fault_s3.TRUNCATED])
-def test_damage_in_flight_heals_by_fetching_again(server: FaultS3, s3: ObjectStore, what: str) -> None:
+@pytest.mark.parametrize("chunk", [0, 1, 2])  # of half an object: whole, cut off, not there
+def test_damage_in_flight_heals_by_fetching_again(
+    server: FaultS3, s3: ObjectStore, what: str, chunk: int
+) -> None:
     payload = put(s3)
     server.faults.append(Fault("GET", "k", what, times=FETCH_ATTEMPTS - 1))
-    assert bytes(payload.fetch_chunk(s3, 1, "x")) == DATA[CHUNK : 2 * CHUNK]
+    assert bytes(payload.fetch_chunk(s3, chunk, "x")) == DATA[chunk * CHUNK : (chunk + 1) * CHUNK]
+
+
+@pytest.mark.parametrize("what", [fault_s3.FLIPPED_BIT, fault_s3.TRUNCATED])
+def test_damage_that_stays_names_rank_round_and_key(server: FaultS3, s3: ObjectStore, what: str) -> None:
+    payload = put(s3)
+    server.faults.append(Fault("GET", "k", what, times=FETCH_ATTEMPTS))
+    with pytest.raises(DamagedObject, match=r"round 3 rank 1: s3://bucket/k is damaged, fetched 3 times: "):
+        payload.fetch_chunk(s3, 2, "round 3 rank 1")
+
+
+def test_the_bytes_of_another_object_are_not_taken_for_these(server: FaultS3, s3: ObjectStore) -> None:
+    """Stale or foreign: whole, of the right size, and not what the manifest describes."""
+    payload = put(s3)
+    server.objects["k"] = DATA[::-1]
+    with pytest.raises(DamagedObject, match=r"round 3 rank 1: s3://bucket/k is damaged.*CRC-64/NVME"):
+        payload.fetch_chunk(s3, 0, "round 3 rank 1")
 
 
 def test_a_bit_flipped_at_rest_names_rank_round_and_key(server: FaultS3, s3: ObjectStore) -> None:

@@ -1,15 +1,19 @@
 """The log is written once, and everybody reads the same history."""
 
 import json
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import pytest
 
+from tests.support import fault_s3
+from tests.support.fault_s3 import Fault, FaultS3
 from tests.support.gang import together
+from tests.support.stores import on_fault_server
 from trainer.rendezvous.documents import Contribution, MeanSlice, Member, Roster, digest
 from trainer.rendezvous.errors import DamagedObject, ForeignObject
 from trainer.rendezvous.object_store import ObjectStore
-from trainer.rendezvous.payload import Payload
+from trainer.rendezvous.payload import FETCH_ATTEMPTS, Payload
 from trainer.rendezvous.run_log import RunLog
 
 
@@ -114,6 +118,98 @@ def test_a_broken_document_names_its_address(store: ObjectStore, body: bytes) ->
     store.put(log.keys.contribution(0, 0), body)
     with pytest.raises(DamagedObject, match=r"round_000000/rank_0000.json is not a whole Contribution"):
         log.contributions(0, [0])
+
+
+def test_no_flipped_bit_and_no_cut_of_a_document_goes_unnoticed() -> None:
+    """Not even where whole JSON is left: in a digest, a number, a name."""
+    whole = contribution().encode()
+    for at in range(len(whole)):
+        with pytest.raises(DamagedObject):
+            Contribution.decode(whole[:at], "here")
+        for bit in range(8):
+            damaged = bytearray(whole)
+            damaged[at] ^= 1 << bit
+            with pytest.raises(DamagedObject):
+                Contribution.decode(bytes(damaged), "here")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of document: its key, what it is, how it is written and how it is read."""
+
+    key_end: str
+    where: str
+    write: Callable[[RunLog], object]
+    read: Callable[[RunLog], object]
+
+
+COMMITTED = roster(Member(0, 0, "a"))
+KINDS = {
+    "contribution": Kind(
+        "rank_0000.json", "round 0 rank 0", lambda log: log.contribute(contribution()),
+        lambda log: log.contributions(0, [0]),
+    ),
+    "contributed": Kind(
+        "rank_0000.json", "round 0 rank 0", lambda log: log.contribute(contribution()),
+        lambda log: log.contribute(contribution(claim=1)),
+    ),
+    "roster": Kind(
+        "roster.json", "round 0 roster", lambda log: log.commit(COMMITTED), lambda log: log.roster(0)
+    ),
+    "committed": Kind(
+        "roster.json", "round 0 roster", lambda log: log.commit(COMMITTED),
+        lambda log: log.commit(roster(Member(1, 0, "b"))),
+    ),
+    "slice": Kind(
+        "mean_0002.json", "round 0 slice 2",
+        lambda log: log.announce_slice(
+            MeanSlice("run", 0, 2, 0, 0, COMMITTED.digest, "fp32", Payload("k", 8, 8, ("00",)))
+        ),
+        lambda log: log.mean_slices(COMMITTED, [2]),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", [fault_s3.FLIPPED_BIT, fault_s3.TRUNCATED])
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_document_damaged_in_flight_is_fetched_again(kind: Kind, what: str) -> None:
+    with FaultS3() as server:
+        log = RunLog(on_fault_server(server), "run")
+        kind.write(log)
+        expected = kind.read(log)
+        server.faults.append(Fault("GET", kind.key_end, what, times=FETCH_ATTEMPTS - 1))
+        assert kind.read(log) == expected
+        assert server.all_fired()
+
+
+@pytest.mark.parametrize("what", [fault_s3.FLIPPED_BIT, fault_s3.TRUNCATED])
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_document_that_stays_damaged_names_key_rank_and_round(kind: Kind, what: str) -> None:
+    with FaultS3() as server:
+        log = RunLog(on_fault_server(server), "run")
+        kind.write(log)
+        server.faults.append(Fault("GET", kind.key_end, what, times=FETCH_ATTEMPTS))
+        with pytest.raises(DamagedObject, match=rf"^{kind.where}: s3://.*/{kind.key_end} .*fetched 3 times"):
+            kind.read(log)
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_stale_or_foreign_document_is_fetched_again(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """What a cache might hand out: whole, and of another place in the log."""
+    log = RunLog(store, "run")
+    contribute(log, contribution())
+    answers = [contribution(round_index=7).encode()] * times
+    found = store.get
+    monkeypatch.setattr(store, "get", lambda key: answers.pop() if answers else found(key))
+    monkeypatch.setattr(store, "find_all", lambda keys: [store.get(key) for key in keys])
+    if times < FETCH_ATTEMPTS:
+        assert log.contributions(0, [0]) == {0: (contribution(), digest(contribution().encode()))}
+    else:
+        with pytest.raises(ForeignObject, match="^round 0 rank 0: .*rank_0000.json: its round is 7 where 0"):
+            log.contributions(0, [0])
+    assert answers == []
 
 
 def test_an_abort_is_sticky(store: ObjectStore) -> None:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tests.support.gang import base, exchange, standing, together
-from tests.trainer.rendezvous.test_allreduce import mean_by_hand, run_round
+from tests.support.plain_mean import plain_mean
+from tests.trainer.rendezvous.test_allreduce import run_round
 from trainer.rendezvous import geometry, sharded
 from trainer.rendezvous.documents import MeanSlice, Member, Roster
 from trainer.rendezvous.errors import ForeignObject
@@ -75,7 +76,7 @@ def test_the_slice_of_a_rank_that_died_is_taken_over_by_the_next(
     dead._contributor.contribute(0, given[1].copy(), base(NUMEL), Geometry.of(NUMEL, 3))
     alive = together(2, lambda n: exchange(store, 2 * n, 3).run(0, given[2 * n].copy(), base(NUMEL)))
     for mean in alive:
-        assert np.array_equal(mean.values, mean_by_hand(given))
+        assert np.array_equal(mean.values, plain_mean(given))
     roster = dead.log.roster(0)
     assert roster is not None
     assert roster.slice_owners == (0, 1, 2)
