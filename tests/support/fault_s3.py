@@ -99,7 +99,9 @@ class FaultS3:
     requests: list[tuple[str, str]] = field(default_factory=list)  # (verb, key)
     uploads: dict[str, Upload] = field(default_factory=dict)  # by id
     upload_bytes_per_s: float | None = None  # each PUT's body takes this long; the benchmark of overlap
-    lock: threading.Condition = field(default_factory=threading.Condition)  # notified of each new object
+    lock: threading.Condition = field(
+        default_factory=threading.Condition
+    )  # notified of requests, objects
 
     def __enter__(self) -> "FaultS3":
         handler = type("Handler", (_Connection,), {"s3": self})
@@ -117,6 +119,7 @@ class FaultS3:
     def take_fault(self, verb: str, key: str) -> str | None:
         with self.lock:
             self.requests.append((verb, key))
+            self.lock.notify_all()
             return next((fault.what for fault in self.faults if fault.strikes(verb, key)), None)
 
     def wait_for(self, key: str, unless: Callable[[], bool] = bool) -> None:
