@@ -102,7 +102,7 @@ class FaultS3:
     latency_s: float = 0.0
     upload_bytes_per_s: float | None = None
     download_bytes_per_s: float | None = None
-    lock: threading.Condition = field(default_factory=threading.Condition)  # notified of each new object
+    lock: threading.Condition = field(default_factory=threading.Condition)  # of requests and objects
 
     def __enter__(self) -> "FaultS3":
         handler = type("Handler", (_Connection,), {"s3": self})
@@ -120,6 +120,7 @@ class FaultS3:
     def take_fault(self, verb: str, key: str) -> str | None:
         with self.lock:
             self.requests.append((verb, key))
+            self.lock.notify_all()
             return next((fault.what for fault in self.faults if fault.strikes(verb, key)), None)
 
     def wait_for(self, key: str, unless: Callable[[], bool] = bool) -> None:

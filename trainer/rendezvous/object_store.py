@@ -42,6 +42,11 @@ _ACTIONS: Final = {
     "LIST": "s3:ListBucket",
 }
 
+# What obstore says of a listing that breaks off midway, which it doesn't ask for again; and of an answer
+# that makes the object shorter than another one did.
+_BROKEN_OFF: Final = re.compile("response body")
+_SEEMS_SHORTER: Final = re.compile(r"status code: 416|Requested \d+\.\.\d+, got ")
+
 PART_BYTES: Final = 16 * 2**20  # one request of a large object, as long as MOST_PARTS of them suffice
 MOST_PARTS: Final = 10_000  # of one object (S3 multipart limits); beyond 156 GiB parts grow instead
 REQUEST_TIMEOUT_S: Final = 120  # obstore's default of 30 s is short for a part on a slow link
@@ -77,10 +82,7 @@ class ObjectStore:
 
     def get(self, key: str) -> bytes:
         """The whole object. Raises AbsentObject, AccessDenied or StoreFailed."""
-        try:
-            return bytes(obstore.get(self._store, key).bytes())
-        except (BaseError, OSError) as error:
-            self._refuse(error, "GET", key)
+        return self._answer("GET", key, lambda: bytes(obstore.get(self._store, key).bytes()))
 
     def find(self, key: str) -> bytes | None:
         """The whole object, or None where there is none."""
@@ -112,9 +114,9 @@ class ObjectStore:
         except (BaseError, OSError) as error:
             if not isinstance(error, FileNotFoundError | PermissionDeniedError | UnauthenticatedError):
                 self._check_size(key, offset + size)
-                if "status code: 416" in str(error):
+                if _SEEMS_SHORTER.search(str(error)):
                     raise DamagedObject(
-                        f"{self.address(key)} was answered as if it ended before byte {offset}"
+                        f"{self.address(key)} was answered as if it ended before byte {offset + size}"
                     ) from error
             self._refuse(error, "GET", key)
         if len(data) != size:  # a range across the end is answered with what there is
@@ -176,13 +178,14 @@ class ObjectStore:
 
     def names(self, prefix: str) -> list[str]:
         """Last parts of the keys directly below `prefix`, objects and folders, sorted."""
-        found = self._listed(prefix, lambda: obstore.list_with_delimiter(self._store, prefix))
+        found = self._answer("LIST", prefix, lambda: obstore.list_with_delimiter(self._store, prefix))
         keys = [entry["path"] for entry in found["objects"]] + list(found["common_prefixes"])
         return sorted(key.rsplit("/", 1)[-1] for key in keys)
 
     def keys(self, prefix: str) -> list[str]:
         """Every key below `prefix`, sorted."""
-        return self._listed(
+        return self._answer(
+            "LIST",
             prefix,
             lambda: sorted(entry["path"] for batch in obstore.list(self._store, prefix) for entry in batch),
         )
@@ -191,16 +194,17 @@ class ObjectStore:
         """The key as a URI that a person can open."""
         return f"{self.uri}/{key}"
 
-    def _listed(self, prefix: str, look: Callable[[], Answer]) -> Answer:
-        """What `look` answers. obstore asks again for whatever fails but a listing that breaks off midway."""
+    def _answer(self, verb: str, key: str, look: Callable[[], Answer]) -> Answer:
+        """What `look` answers. obstore tries again itself, but for bodies that it can't go on with."""
         deadline = self._now() + self._retry_s
         attempt = 0
         while True:
             try:
                 return look()
             except (BaseError, OSError) as error:
-                if "response body" not in str(error) or self._now() >= deadline:
-                    self._refuse(error, "LIST", prefix)
+                broken_off = _BROKEN_OFF.search(str(error)) or _SEEMS_SHORTER.search(str(error))
+                if not broken_off or self._now() >= deadline:
+                    self._refuse(error, verb, key)
             attempt += 1
             self._pause(attempt)
 

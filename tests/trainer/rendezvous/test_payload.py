@@ -69,6 +69,17 @@ def test_damage_in_flight_heals_by_fetching_again(
     assert bytes(payload.fetch_chunk(s3, chunk, "x")) == DATA[chunk * CHUNK : (chunk + 1) * CHUNK]
 
 
+def test_an_answer_that_shrinks_while_it_is_resumed_heals_too(server: FaultS3) -> None:
+    """The client asks for the rest after a reset, and is told that there is less than there was."""
+    s3 = on_fault_server(server, retries=5)
+    payload = put(s3)
+    server.faults += [Fault("GET", "k", fault_s3.RESET_MID_BODY), Fault("GET", "k", fault_s3.TRUNCATED)]
+    assert bytes(payload.fetch_chunk(s3, 1, "x")) == DATA[CHUNK : 2 * CHUNK]
+    for fault in server.faults:
+        fault.fired = 0
+    assert s3.get("k") == DATA
+
+
 @pytest.mark.parametrize("what", [fault_s3.FLIPPED_BIT, fault_s3.TRUNCATED])
 def test_damage_that_stays_names_rank_round_and_key(server: FaultS3, s3: ObjectStore, what: str) -> None:
     payload = put(s3)
