@@ -3,13 +3,14 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from trainer.rendezvous.allreduce import ObjectStoreAllReduce
 from trainer.rendezvous.base import Base
-from trainer.rendezvous.manager import ObjectStoreManager
+from trainer.rendezvous.manager import CheckpointPlace, ObjectStoreManager
 from trainer.rendezvous.object_store import ObjectStore
 from trainer.rendezvous.progress import ProgressReporter
 from trainer.rendezvous.run_log import RunLog
@@ -26,14 +27,20 @@ def standing(store: ObjectStore, rank: int, run_id: str = "run") -> Standing:
     return Standing(log, rank, log.take_claim(rank), threading.Event())
 
 
-def exchange(store: ObjectStore, rank: int, world_size: int, **options: Any) -> ObjectStoreAllReduce:
+def exchange(
+    store: ObjectStore, rank: int, world_size: int, run_id: str = "run", **options: Any
+) -> ObjectStoreAllReduce:
     """The all-reduce of a process that has just claimed `rank`; `options` as ObjectStoreAllReduce's."""
-    return ObjectStoreAllReduce(standing(store, rank), world_size, FAST, **options)
+    return ObjectStoreAllReduce(standing(store, rank, run_id), world_size, FAST, **options)
 
 
-def manager(store: ObjectStore, rank: int, world_size: int, **options: Any) -> ObjectStoreManager:
+def manager(
+    store: ObjectStore, rank: int, world_size: int, checkpoints: Path | None = None, **options: Any
+) -> ObjectStoreManager:
+    """The manager of a process that has just claimed `rank`; its checkpoints below `checkpoints`."""
     reduce = exchange(store, rank, world_size, **options)
-    return ObjectStoreManager(reduce, ProgressReporter(reduce.log, rank, reduce.standing.claim))
+    place = None if checkpoints is None else CheckpointPlace(checkpoints / f"rank_{rank:04d}", "0" * 64)
+    return ObjectStoreManager(reduce, ProgressReporter(reduce.log, rank, reduce.standing.claim), place)
 
 
 def together(size: int, work: Callable[[int], T]) -> list[T]:
