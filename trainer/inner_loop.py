@@ -12,7 +12,6 @@ from trainer.data import Batches
 from trainer.diloco import DiLoCoLoop
 from trainer.inner_optimizer import learning_rate
 from trainer.metrics import RoundMetrics
-from trainer.model import BYTE_OFFSET
 from trainer.rendezvous.errors import NonFinite
 from trainer.rendezvous.manager import ObjectStoreManager
 from trainer.run_spec import RunSpec
@@ -75,7 +74,7 @@ class InnerLoop:
         total = 0.0
         with self.loop.shared_weights(), torch.no_grad():
             for windows in self.held_out.split(EVAL_BATCH):
-                total += self._loss(windows.long() + BYTE_OFFSET).item() * len(windows)
+                total += self._loss(windows).item() * len(windows)
         self.model.train()
         return total / len(self.held_out)
 
@@ -85,8 +84,8 @@ class InnerLoop:
         accumulate = self.spec.gradient_accumulation
         mean_loss = 0.0
         self.optimizer.zero_grad()
-        for micro in range(accumulate):
-            loss = self._loss(self.batches.batch(step * accumulate + micro)) / accumulate
+        for _ in range(accumulate):
+            loss = self._loss(self.batches.next_batch()) / accumulate
             loss.backward()
             mean_loss += loss.item()
         if not math.isfinite(mean_loss):
