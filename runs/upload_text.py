@@ -1,4 +1,4 @@
-"""Put a folder of text, JSON lines or Parquet where replicas read it: below `diloco-in/` of the run bucket."""
+"""Put a folder of text, JSON lines or Parquet where replicas read it: below the bucket's `diloco-in/`."""
 
 from pathlib import Path
 from typing import Final

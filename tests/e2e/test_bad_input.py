@@ -16,7 +16,8 @@ ALONE = {**TOY, "n_replicas": 1, "max_relaunches": 2}
             "no-data",
             {"n_replicas": 1, "dataset_uri": "diloco-in/none"},
             "BadDataSet: rank 0: dataset_uri s3://{bucket}/diloco-in/none: no data files "
-            "(.txt, .md, .rst, .py, .jsonl, .json, .parquet, plain or with .gz, .zst, .xz, .bz2) below it, exit code: 11",
+            "(.txt, .md, .rst, .py, .jsonl, .json, .parquet, plain or with .gz, .zst, .xz, .bz2) below it, "
+            "exit code: 11",
         ),
         (
             "no-function",
