@@ -70,7 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--follow", action="store_true", help="print progress, then table, report and plot")
     run.add_argument("--out", type=Path, default=RESULTS, help="where the report goes (default: %(default)s)")
 
-    upload = commands.add_parser("upload-text", help="put a folder of text where replicas read it")
+    upload = commands.add_parser(
+        "upload-text", help="put a folder of text, JSON lines or Parquet where replicas read it"
+    )
     upload.add_argument("folder", type=Path)
     upload.add_argument("--store", help="s3://BUCKET or file:///FOLDER (default: the run bucket)")
     upload.add_argument("--name", help="name below diloco-in/ (default: the folder's)")

@@ -1,27 +1,27 @@
-"""Put a folder of text where replicas read it: below `diloco-in/` of the run bucket."""
+"""Put a folder of text, JSON lines or Parquet where replicas read it: below the bucket's `diloco-in/`."""
 
 from pathlib import Path
 from typing import Final
 
 import fsspec
 
-from trainer.layout import INPUT_PREFIX, TEXT_SUFFIXES
+from trainer.layout import DATA_SUFFIXES, DATA_SUFFIXES_IN_WORDS, INPUT_PREFIX
 
 # Folders that are not what a person means by "the text in this folder".
 SKIPPED: Final = frozenset({"__pycache__", "node_modules", "site-packages", "test", "tests"})
 
 
 def text_files(folder: Path) -> list[Path]:
-    """The text files below `folder`, sorted. Raises ValueError where there are none."""
-    found = sorted(path for path in folder.rglob("*") if path.suffix in TEXT_SUFFIXES and path.is_file())
+    """The files below `folder` that a data set is made of, sorted. Raises ValueError where there are none."""
+    found = sorted(path for path in folder.rglob("*") if path.name.endswith(DATA_SUFFIXES) and path.is_file())
     kept = [path for path in found if not _is_skipped(path.relative_to(folder))]
     if not kept:
-        raise ValueError(f"{folder}: no text files ({', '.join(TEXT_SUFFIXES)}) in it")
+        raise ValueError(f"{folder}: no data files ({DATA_SUFFIXES_IN_WORDS}) in it")
     return kept
 
 
 def upload_text(folder: Path, store_uri: str, name: str) -> str:
-    """Copy the text files of `folder` to the store and return their prefix, a run's `dataset_uri`."""
+    """Copy the data files of `folder` to the store and return their prefix, a run's `dataset_uri`."""
     files = text_files(folder)
     prefix = f"{INPUT_PREFIX}/{name}"
     fs, root = fsspec.core.url_to_fs(store_uri)

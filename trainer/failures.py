@@ -15,7 +15,7 @@ FAILURE_TEXT_CHARS: Final = 1024  # SageMaker shows no more ("How Amazon SageMak
 
 
 class BadDataSet(Exception):
-    """The data set is missing, empty, too small or not text."""
+    """The data set is missing, empty, too small, damaged, or has too many unusable rows."""
 
 
 class BadTrainer(Exception):

@@ -12,7 +12,6 @@ from trainer.data import Batches
 from trainer.diloco import DiLoCoLoop
 from trainer.inner_optimizer import learning_rate
 from trainer.metrics import RoundMetrics
-from trainer.model import BYTE_OFFSET
 from trainer.rendezvous.errors import NonFinite
 from trainer.rendezvous.manager import ObjectStoreManager
 from trainer.run_spec import RunSpec
@@ -75,7 +74,7 @@ class InnerLoop:
         total = 0.0
         with self.loop.shared_weights(), torch.no_grad():
             for windows in self.held_out.split(EVAL_BATCH):
-                total += self._loss(windows.long() + BYTE_OFFSET).item() * len(windows)
+                total += self._loss(windows).item() * len(windows)
         self.model.train()
         return total / len(self.held_out)
 

@@ -18,7 +18,16 @@ CHECKPOINT_PREFIX: Final = "diloco-ckpt"
 OUTPUT_PREFIX: Final = "diloco-out"
 INPUT_PREFIX: Final = "diloco-in"  # what users upload: text, models; shared by all runs
 SOURCE_ARCHIVE: Final = ".tar.gz"  # a source_uri that ends so is an archive; any other is a folder
-TEXT_SUFFIXES: Final = (".txt", ".md", ".rst", ".py")  # what counts as text in a folder of text
+# What counts as data in a folder: each file one text, or rows; plain or compressed.
+TEXT_SUFFIXES: Final = (".txt", ".md", ".rst", ".py")
+ROW_SUFFIXES: Final = (".jsonl", ".json", ".parquet")
+COMPRESSION_SUFFIXES: Final = (".gz", ".zst", ".xz", ".bz2")
+DATA_SUFFIXES: Final = tuple(
+    kind + packed for kind in TEXT_SUFFIXES + ROW_SUFFIXES for packed in ("", *COMPRESSION_SUFFIXES)
+)
+DATA_SUFFIXES_IN_WORDS: Final = (
+    f"{', '.join(TEXT_SUFFIXES + ROW_SUFFIXES)}, plain or with {', '.join(COMPRESSION_SUFFIXES)}"
+)
 
 # The rank channel of places that start replicas by environment instead of by arguments.
 RANK_ENV: Final = "REPLICA_RANK"

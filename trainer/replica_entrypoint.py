@@ -92,7 +92,9 @@ def _run_replica(run: Run, rank: int, base: Path, stop: threading.Event, *, job:
     manager = ObjectStoreManager(exchange, reporter, place, spec.resume_from)
     model_dir = base / "model"
     model_dir.mkdir(parents=True, exist_ok=True)
-    parameters = spec.trainer_parameters() | {"dataset_uri": _dataset_uri(run)}
+    parameters = spec.trainer_parameters() | {
+        name: _data_uri(run, getattr(spec, name)) for name in ("dataset_uri", "validation_uri")
+    }
     try:
         returned = train(
             manager=manager, rank=rank, world_size=spec.n_replicas, model_dir=model_dir, **parameters
@@ -175,9 +177,8 @@ def _trainer_function(module_name: str, function_name: str) -> Callable[..., Map
     return function  # type: ignore[no-any-return]
 
 
-def _dataset_uri(run: Run) -> str:
-    uri = run.spec.dataset_uri
-    return uri if uri == BUILT_IN_DATA else _address(run, uri)
+def _data_uri(run: Run, uri: str) -> str:
+    return uri if uri in (BUILT_IN_DATA, "") else _address(run, uri)
 
 
 def _address(run: Run, uri: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from trainer.data import Batches, bigram_loss, held_out_windows, load_corpus
+from trainer.data import Batches, bigram_loss, held_out_windows, open_data_set
 from trainer.diloco import make_diloco_outer_loop
 from trainer.inner_loop import InnerLoop
 from trainer.inner_optimizer import make_inner_optimizer
@@ -35,16 +35,25 @@ def diloco_train(
     spec = parse({**parameters, "n_replicas": world_size})
     torch.manual_seed(spec.seed * 1_000_003 + rank)  # what dropout draws before there is a checkpoint
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    corpus = load_corpus(spec.dataset_uri)
+    tokenizer = build_tokenizer()
+    data = open_data_set(
+        spec.dataset_uri,
+        tokenizer,
+        validation_uri=spec.validation_uri,
+        held_out_share=spec.held_out_share,
+        text_field=spec.text_field,
+        max_bad_rows=spec.max_bad_rows,
+    )
     batches = Batches(
-        corpus,
+        data,
         rank=rank,
         world_size=world_size,
         seq_len=spec.seq_len,
         batch_size=spec.batch_size,
         seed=spec.seed,
+        shuffle_buffer=spec.shuffle_buffer,
     )
-    held_out = held_out_windows(corpus, spec.seq_len)
+    held_out = held_out_windows(data, spec.seq_len)
     model = build_model(spec.model_name, seq_len=spec.seq_len, seed=spec.seed).to(device)
     trainable = sum(p.requires_grad for p in model.parameters())
     if spec.fragments > trainable:
@@ -67,15 +76,15 @@ def diloco_train(
     replica = InnerLoop(spec, rank, model, optimizer, batches, held_out, loop, manager, device)
     first_loss = replica.evaluate()
     log.info(
-        "event=started rank=%d of=%d parameters=%d train_bytes=%d first_round=%d first_loss=%.4f",
-        rank, world_size, model.num_parameters(), len(corpus.train), loop.rounds, first_loss,
+        "event=started rank=%d of=%d parameters=%d data_files=%d first_round=%d first_loss=%.4f",
+        rank, world_size, model.num_parameters(), len(data.source.files), loop.rounds, first_loss,
     )  # fmt: skip
     last_loss = replica.train()
     loop.load_shared()
     model.save_pretrained(model_dir)
-    build_tokenizer().save_pretrained(model_dir)
+    tokenizer.save_pretrained(model_dir)
     return {
         "first_loss": first_loss,
         "last_loss": first_loss if last_loss is None else last_loss,
-        "bigram_loss": bigram_loss(corpus, held_out),
+        "bigram_loss": bigram_loss(data, held_out),
     }

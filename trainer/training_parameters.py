@@ -5,7 +5,7 @@ A mixin of RunSpec (run_spec.py), which is what everybody uses.
 
 from pydantic import BaseModel, Field
 
-from trainer.parameter_kinds import BUILT_IN_DATA, ONE_LINE, Int
+from trainer.parameter_kinds import BUILT_IN_DATA, NO_LINE_BREAK, ONE_LINE, Int
 
 
 class TrainingParameters(BaseModel):
@@ -18,8 +18,32 @@ class TrainingParameters(BaseModel):
     )  # fmt: skip
     dataset_uri: str = Field(
         BUILT_IN_DATA, min_length=1, max_length=1024, pattern=ONE_LINE,
-        description="Folder of text files: an s3:// or file:// URI, or a prefix of the run's own bucket. "
-        "A tenth of the files, chosen by hash, is held out. `builtin` is the trainer's own source.",
+        description="Text, JSON lines or Parquet, compressed or not: a file or a folder, as an s3:// or "
+        "file:// URI or a prefix of the run's own bucket. `builtin` is the trainer's own source.",
+    )  # fmt: skip
+    validation_uri: str = Field(
+        "", max_length=1024, pattern=NO_LINE_BREAK,
+        description="Held-out data, named as dataset_uri is; empty holds out held_out_share of dataset_uri.",
+    )  # fmt: skip
+    held_out_share: float = Field(
+        0.1, gt=0, le=0.5,
+        description="Share of dataset_uri, chosen by hash, that is never trained on. Not used with "
+        "validation_uri.",
+    )  # fmt: skip
+    text_field: str = Field(
+        "text", min_length=1, max_length=200, pattern=ONE_LINE,
+        description="Field of a JSON or Parquet row that holds its text, or its list of chat messages (role, "
+        "content), which go through the tokenizer's chat template.",
+    )  # fmt: skip
+    shuffle_buffer: Int = Field(
+        1024, ge=1, le=10_000_000,
+        description="Sequences read ahead and shuffled together. The files are shuffled besides, anew each "
+        "epoch. 1 keeps the order of a file.",
+    )  # fmt: skip
+    max_bad_rows: float = Field(
+        0.01, ge=0, le=1,
+        description="Share of rows that may be unusable (broken JSON, no text field, empty, not UTF-8) and "
+        "are left out; more is an error.",
     )  # fmt: skip
     seq_len: Int = Field(64, ge=8, le=131_072, description="Tokens in a training sequence.")
     seed: Int = Field(0, ge=0, le=2**31 - 1, description="Seed of the initial weights and the data order.")

@@ -15,8 +15,9 @@ ALONE = {**TOY, "n_replicas": 1, "max_relaunches": 2}
         (
             "no-data",
             {"n_replicas": 1, "dataset_uri": "diloco-in/none"},
-            "BadDataSet: rank 0: dataset_uri s3://{bucket}/diloco-in/none: no text files "
-            "(.txt, .md, .rst, .py) below it, exit code: 11",
+            "BadDataSet: rank 0: dataset_uri s3://{bucket}/diloco-in/none: no data files "
+            "(.txt, .md, .rst, .py, .jsonl, .json, .parquet, plain or with .gz, .zst, .xz, .bz2) below it, "
+            "exit code: 11",
         ),
         (
             "no-function",

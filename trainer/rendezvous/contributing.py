@@ -77,7 +77,8 @@ class Contributor:
             return
         unsent = self._with_feedback(base.fragment, values)
         crcs = tuple(crc64nvme(memoryview(data)) for data in self._encoded(values, unsent, geometry))
-        entry = self._standing.log.contribution(round_index, self._standing.rank)
+        rank = self._standing.rank
+        entry = self._standing.log.contributions(round_index, [rank]).get(rank)
         self._keep(base.fragment, unsent, entry is not None and entry[0].payload.chunk_crc64nvme == crcs)
 
     def _keep(self, fragment: int, unsent: Floats | None, stands: bool) -> None:
