@@ -71,8 +71,14 @@ class Batches:
         self._tokens = corpus.train[start : start + windows * seq_len].view(windows, seq_len)
         self._batch_size = batch_size
         self._seed = (seed * 1_000_003 + rank) % 2**63
+        self.position = 0  # batches given out
         self._epoch = -1
         self._order = torch.empty(0, dtype=torch.long)
+
+    def next_batch(self) -> torch.Tensor:
+        """The batch at this rank's position, which moves on."""
+        self.position += 1
+        return self.batch(self.position - 1)
 
     def batch(self, index: int) -> torch.Tensor:
         """Batch number `index` of this rank: token ids of shape (batch_size, seq_len), int64."""

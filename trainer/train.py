@@ -1,7 +1,7 @@
 """diloco_train: the default trainer function, and the pattern for one of your own.
 
-A causal language model from transformers, inner AdamW with warm-up and cosine, clipping,
-gradient accumulation, and DiLoCo around it (Algorithm 1, arXiv:2311.08105).
+A causal language model from transformers, inner AdamW or Muon with warm-up and a schedule,
+clipping, gradient accumulation, and DiLoCo around it (Algorithm 1, arXiv:2311.08105).
 """
 
 import logging
@@ -15,6 +15,7 @@ from trainer.data import Batches, bigram_loss, held_out_windows, load_corpus
 from trainer.diloco import make_diloco_outer_loop
 from trainer.inner_loop import InnerLoop
 from trainer.inner_optimizer import make_inner_optimizer
+from trainer.metrics import RoundMetrics, reporting_places
 from trainer.model import build_model, build_tokenizer
 from trainer.rendezvous.manager import ObjectStoreManager
 from trainer.run_spec import InvalidRunParameters, parse
@@ -29,7 +30,7 @@ def diloco_train(
 
     `parameters` are run parameters by name (run_spec.RunSpec says which and what they mean).
     Returns held-out losses in nats per token: `first_loss`, `last_loss`, and `bigram_loss`, the
-    yardstick. Raises NonFinite at the first loss that is not a number.
+    yardstick. Raises NonFinite where more steps than max_skipped_steps have no finite loss or gradient.
     """
     disable_progress_bar()  # a log is no terminal
     spec = parse({**parameters, "n_replicas": world_size})
@@ -60,18 +61,19 @@ def diloco_train(
         fragment_sync_delay=spec.fragment_sync_delay,
         fragment_update_alpha=spec.fragment_update_alpha,
     )
-    replica = InnerLoop(spec, rank, model, optimizer, batches, held_out, loop, manager, device)
-    first_loss = replica.evaluate()
+    batches.position = loop.rounds * spec.inner_steps_per_round * spec.gradient_accumulation
+    metrics = RoundMetrics(manager, rank, reporting_places(model_dir, rank))
+    replica = InnerLoop(spec, rank, model, optimizer, batches, held_out, loop, manager, device, metrics)
     log.info(
-        "event=started rank=%d of=%d parameters=%d train_bytes=%d first_round=%d first_loss=%.4f",
-        rank, world_size, model.num_parameters(), len(corpus.train), loop.rounds, first_loss,
+        "event=started rank=%d of=%d parameters=%d train_bytes=%d first_round=%d",
+        rank, world_size, model.num_parameters(), len(corpus.train), loop.rounds,
     )  # fmt: skip
-    last_loss = replica.train()
+    first_loss, last_loss = replica.train()
     loop.load_shared()
     model.save_pretrained(model_dir)
     build_tokenizer().save_pretrained(model_dir)
     return {
         "first_loss": first_loss,
-        "last_loss": first_loss if last_loss is None else last_loss,
+        "last_loss": last_loss,
         "bigram_loss": bigram_loss(corpus, held_out),
     }

@@ -23,6 +23,7 @@ from datetime import UTC, datetime
 import numpy as np
 import torch
 
+from trainer.rendezvous.agreement import Agreement
 from trainer.rendezvous.averaging import Averaging, average_whole
 from trainer.rendezvous.base import Base, FragmentState
 from trainer.rendezvous.contributing import Contributor
@@ -113,7 +114,8 @@ class ObjectStoreAllReduce:
         complete_s = self.clock.now()
         roster = self._commit(round_index, found, base, geometry)
         self._require_base(round_index, base.shared_hash, roster.base_hash)
-        self._average(roster, values, base, geometry, ours, event)
+        agreement = self._average(roster, values, base, geometry, ours, event)
+        event.pseudo_gradient_norm, event.mean_cosine = agreement.own_norm, agreement.cosine
         event.put_s, event.waited_s = put_s - began_s, complete_s - put_s
         event.fetched_s = self.clock.now() - complete_s
         return Mean(values, event)
@@ -153,7 +155,7 @@ class ObjectStoreAllReduce:
         geometry: Geometry,
         ours: Contribution,
         event: RoundEvent,
-    ) -> None:
+    ) -> Agreement:
         # What we hold is our member's payload only if it was put under our own claim.
         own = ours if ours.claim == self.standing.claim else None
         averaging = self._averaging(roster, base, geometry, own)
@@ -162,8 +164,10 @@ class ObjectStoreAllReduce:
             sharded.run()
             event.sent_bytes += sharded.sent_bytes
             event.received_bytes = sharded.received_bytes
-        else:
-            event.received_bytes = average_whole(averaging, values, self.log.store)
+            return sharded.agreement
+        agreement = Agreement()
+        event.received_bytes = average_whole(averaging, values, self.log.store, agreement)
+        return agreement
 
     def _averaging(
         self, roster: Roster, base: Base, geometry: Geometry, own: Contribution | None

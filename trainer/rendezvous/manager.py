@@ -27,6 +27,7 @@ from trainer.rendezvous.progress import ProgressReporter
 from trainer.rendezvous.round_event import RoundEvent
 from trainer.rendezvous.run_log import RunLog
 from trainer.rendezvous.state_hash import weights_hash
+from trainer.rendezvous.waiting import Clock
 
 LoadFn = Callable[[Any], None]
 SaveFn = Callable[[], FragmentState]
@@ -137,6 +138,10 @@ class ObjectStoreManager:
     @property
     def log(self) -> RunLog:
         return self._exchange.log
+
+    @property
+    def clock(self) -> Clock:
+        return self._exchange.clock
 
     def share_initial(self, named: dict[str, torch.Tensor]) -> None:
         """Make `named` the run's initial weights, or load those that somebody shared before, in place."""
