@@ -32,7 +32,8 @@ def peak_flops(device: torch.device) -> float | None:
 
 def peak_of(name: str) -> float | None:
     """The peak of a GPU by its name, e.g. "NVIDIA A100-SXM4-40GB"."""
-    if _OTHER_BOARDS.search(name) and "A100" not in name:  # an A100 computes as fast on either board
+    other = _OTHER_BOARDS.search(name)
+    if other and (other[0] == "MIG" or "A100" not in name):  # an A100 computes as fast on either board
         return None
     return next((peak for known, peak in PEAK_FLOPS.items() if re.search(rf"\b{known}\b", name)), None)
 
