@@ -69,13 +69,13 @@ class RoundMetrics:
             sink.close()
 
 
-def reporting_places(model_dir: Path, rank: int) -> list[Sink]:
-    """Where a replica reports to besides its output and the bucket.
+def tensorboard_of(model_dir: Path, rank: int) -> "TensorBoard":
+    """A rank's events, in TensorBoard's folder.
 
-    TensorBoard's folder has the place beside `model_dir` where SageMaker looks for it; each rank has
+    That folder has the place beside `model_dir` where SageMaker looks for it; each rank has
     a folder of its own in it, which TensorBoard shows as one line of each graph.
     """
-    return [TensorBoard(model_dir.parent / TENSORBOARD_FOLDER / f"rank_{rank:04d}")]
+    return TensorBoard(model_dir.parent / TENSORBOARD_FOLDER / f"rank_{rank:04d}")
 
 
 class TensorBoard:

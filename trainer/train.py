@@ -15,7 +15,8 @@ from trainer.data import Batches, bigram_loss, held_out_windows, load_corpus
 from trainer.diloco import make_diloco_outer_loop
 from trainer.inner_loop import InnerLoop
 from trainer.inner_optimizer import make_inner_optimizer
-from trainer.metrics import RoundMetrics, reporting_places
+from trainer.metrics import RoundMetrics, tensorboard_of
+from trainer.mlflow_sink import mlflow_sink
 from trainer.model import build_model, build_tokenizer
 from trainer.rendezvous.manager import ObjectStoreManager
 from trainer.run_spec import InvalidRunParameters, parse
@@ -62,7 +63,8 @@ def diloco_train(
         fragment_update_alpha=spec.fragment_update_alpha,
     )
     batches.position = loop.rounds * spec.inner_steps_per_round * spec.gradient_accumulation
-    metrics = RoundMetrics(manager, rank, reporting_places(model_dir, rank))
+    places = [tensorboard_of(model_dir, rank), mlflow_sink(manager, rank, spec)]
+    metrics = RoundMetrics(manager, rank, [place for place in places if place is not None])
     replica = InnerLoop(spec, rank, model, optimizer, batches, held_out, loop, manager, device, metrics)
     log.info(
         "event=started rank=%d of=%d parameters=%d train_bytes=%d first_round=%d",

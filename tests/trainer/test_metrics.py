@@ -9,7 +9,7 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from tests.support.gang import manager
-from trainer.metrics import RoundMetrics, reporting_places
+from trainer.metrics import RoundMetrics, tensorboard_of
 from trainer.rendezvous.object_store import ObjectStore
 
 KEY = "diloco-out/run/metrics/rank_0000.jsonl"
@@ -69,7 +69,7 @@ def events(folder: Path) -> list[tuple[str, int, float]]:
 def test_tensorboard_finds_a_ranks_events_where_sagemaker_uploads_them_from(
     store: ObjectStore, tmp_path: Path
 ) -> None:
-    metrics = RoundMetrics(manager(store, 3, 4), 3, reporting_places(tmp_path / "model", 3))
+    metrics = RoundMetrics(manager(store, 3, 4), 3, [tensorboard_of(tmp_path / "model", 3)])
     metrics.report(round_index=0, inner_step=20, train_loss=2.5, mean_cosine=0.5)
     metrics.report(round_index=0, inner_step=20, eval_loss=3.0)
     metrics.close()
