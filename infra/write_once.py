@@ -31,6 +31,7 @@ WRITE_ONCE: Final = tuple(
         f"{_RUN.claims_prefix}/*",
         f"{_RUN.rounds_prefix}/*",
         f"{_RUN.log_prefix}/events/*",
+        f"{_RUN.evaluations_prefix}/*",
         f"{_RUN.log_prefix}/results/*",
     )
 )

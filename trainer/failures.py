@@ -50,7 +50,7 @@ ENDINGS: Final[dict[type[BaseException], Ending]] = {
     BadDataSet: Ending(11, False, "the data set is missing, empty, too small or not text"),
     BadSecret: Ending(19, False, "the secret is missing, or no JSON object of texts"),
     errors.AccessDenied: Ending(12, False, "the store refused this identity"),
-    errors.NonFinite: Ending(13, False, "a loss or pseudo-gradient was NaN or infinite"),
+    errors.NonFinite: Ending(13, False, "too many losses or gradients, or a pseudo-gradient, not finite"),
     errors.ReplicasDiverged: Ending(14, False, "the shared weights differ and none has a majority"),
     errors.PeerLost: Ending(15, False, "another replica was lost or the run was given up"),
     errors.Superseded: Ending(16, False, "a newer process has taken up this rank"),

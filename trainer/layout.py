@@ -52,12 +52,17 @@ METRICS: Final = {
     "eval_loss": "held-out loss of the shared weights, nats per token",
     "lr": "inner learning rate at the end of the round",
     "grad_norm": "mean gradient norm of the round before clipping",
+    "skipped_steps": "inner steps of this replica so far that were skipped, their loss or norm not finite",
     "tokens_per_s": "tokens trained on, per second of the round",
+    "mfu": "share of the accelerator's peak bf16 arithmetic that training used, where the peak is known",
     "exchange_s": "seconds from the snapshot of the pseudo-gradient to its mean",
     "wait_s": "seconds of the exchange spent waiting for peers",
     "sent_bytes": "bytes this replica put for the round",
     "received_bytes": "bytes this replica fetched for the round",
+    "pseudo_gradient_norm": "norm of this replica's pseudo-gradient",
+    "mean_cosine": "cosine between this replica's pseudo-gradient and the mean; a low one shows drift",
 }
+TENSORBOARD_FOLDER: Final = "output/tensorboard"  # TensorBoardOutputConfig's default LocalPath
 
 
 def metric_pattern(name: str) -> str:
@@ -141,6 +146,14 @@ class RunLayout:
 
     def event(self, round_index: int, rank: int) -> str:
         return f"{self.log_prefix}/events/round_{round_index:06d}/rank_{rank:04d}.json"
+
+    @property
+    def evaluations_prefix(self) -> str:
+        return f"{self.log_prefix}/evaluations"
+
+    def evaluation(self, rounds: int, rank: int) -> str:
+        """One rank's share of the held-out loss after `rounds` rounds."""
+        return f"{self.evaluations_prefix}/round_{rounds:06d}/rank_{rank:04d}.json"
 
     def progress(self, rank: int) -> str:
         return f"{self.log_prefix}/progress/rank_{rank:04d}.json"

@@ -1,7 +1,7 @@
 """diloco_train: the default trainer function, and the pattern for one of your own.
 
-A causal language model from transformers, inner AdamW with warm-up and cosine, clipping,
-gradient accumulation, and DiLoCo around it (Algorithm 1, arXiv:2311.08105).
+A causal language model from transformers, inner AdamW or Muon with warm-up and a schedule,
+clipping, gradient accumulation, and DiLoCo around it (Algorithm 1, arXiv:2311.08105).
 """
 
 import logging
@@ -15,9 +15,12 @@ from trainer.data import Batches, bigram_loss, held_out_windows, open_data_set
 from trainer.diloco import make_diloco_outer_loop
 from trainer.inner_loop import InnerLoop
 from trainer.inner_optimizer import make_inner_optimizer
+from trainer.metrics import RoundMetrics, tensorboard_of
+from trainer.mlflow_sink import mlflow_sink
 from trainer.model import build_model, build_tokenizer
 from trainer.rendezvous.manager import ObjectStoreManager
 from trainer.run_spec import InvalidRunParameters, parse
+from trainer.step_guard import StepGuard
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +32,7 @@ def diloco_train(
 
     `parameters` are run parameters by name (run_spec.RunSpec says which and what they mean).
     Returns held-out losses in nats per token: `first_loss`, `last_loss`, and `bigram_loss`, the
-    yardstick. Raises NonFinite at the first loss that is not a number.
+    yardstick. Raises NonFinite where more steps than max_skipped_steps have no finite loss or gradient.
     """
     disable_progress_bar()  # a log is no terminal
     spec = parse({**parameters, "n_replicas": world_size})
@@ -59,6 +62,7 @@ def diloco_train(
     if spec.fragments > trainable:
         raise InvalidRunParameters({"fragments": f"must be at most {trainable}, this model's parameters"})
     optimizer = make_inner_optimizer(model, spec)
+    guard = StepGuard(rank, spec.max_skipped_steps)
     loop = make_diloco_outer_loop(
         manager=manager,
         model=model,
@@ -69,22 +73,25 @@ def diloco_train(
         fragments=spec.fragments,
         fragment_sync_delay=spec.fragment_sync_delay,
         fragment_update_alpha=spec.fragment_update_alpha,
-        stateful={"data": batches},
+        stateful={"data": batches, "skipped_steps": guard},
     )
     if loop.replayed:
         batches.seek(loop.first_inner_step * spec.gradient_accumulation)
-    replica = InnerLoop(spec, rank, model, optimizer, batches, held_out, loop, manager, device)
-    first_loss = replica.evaluate()
+    places = [tensorboard_of(model_dir, rank), mlflow_sink(manager, rank, spec)]
+    metrics = RoundMetrics(manager, rank, [place for place in places if place is not None])
+    replica = InnerLoop(
+        spec, rank, model, optimizer, batches, held_out, loop, manager, device, metrics, guard
+    )
     log.info(
-        "event=started rank=%d of=%d parameters=%d data_files=%d first_round=%d first_loss=%.4f",
-        rank, world_size, model.num_parameters(), len(data.source.files), loop.rounds, first_loss,
+        "event=started rank=%d of=%d parameters=%d data_files=%d first_round=%d",
+        rank, world_size, model.num_parameters(), len(data.source.files), loop.rounds,
     )  # fmt: skip
-    last_loss = replica.train()
+    first_loss, last_loss = replica.train()
     loop.load_shared()
     model.save_pretrained(model_dir)
     tokenizer.save_pretrained(model_dir)
     return {
         "first_loss": first_loss,
-        "last_loss": first_loss if last_loss is None else last_loss,
+        "last_loss": last_loss,
         "bigram_loss": bigram_loss(data, held_out),
     }

@@ -48,16 +48,29 @@ class TrainingParameters(BaseModel):
     seq_len: Int = Field(64, ge=8, le=131_072, description="Tokens in a training sequence.")
     seed: Int = Field(0, ge=0, le=2**31 - 1, description="Seed of the initial weights and the data order.")
 
-    # Inner steps: AdamW, each replica alone
+    # Inner steps, each replica alone
     total_steps: Int = Field(4, ge=1, le=10_000_000, description="Inner steps of each replica.")
     batch_size: Int = Field(4, ge=1, le=65_536, description="Sequences in one forward pass.")
     gradient_accumulation: Int = Field(1, ge=1, le=65_536, description="Forward passes in one inner step.")
     lr: float = Field(1e-3, gt=0, le=10, description="Peak inner learning rate.")
-    warmup_steps: Int = Field(
-        0, ge=0, le=10_000_000, description="Inner steps of linear warm-up; a cosine to a tenth follows."
+    inner_optimizer: str = Field(
+        "adamw", pattern=r"^(adamw|muon)$", min_length=1, max_length=8,
+        description="adamw, or muon: Muon for hidden matrices and AdamW for the rest (arXiv:2505.23725).",
+    )  # fmt: skip
+    warmup_steps: Int = Field(0, ge=0, le=10_000_000, description="Inner steps of linear warm-up.")
+    lr_schedule: str = Field(
+        "cosine", pattern=r"^(cosine|constant)$", min_length=1, max_length=8,
+        description="The learning rate after the warm-up: a cosine to a tenth of the peak, or constant.",
+    )  # fmt: skip
+    weight_decay: float = Field(
+        0.1, ge=0, le=10, description="Weight decay of matrices; norms and biases have none."
     )
-    weight_decay: float = Field(0.1, ge=0, le=10, description="AdamW's weight decay.")
     max_grad_norm: float = Field(1.0, gt=0, le=1e6, description="Gradients are clipped to this norm.")
+    max_skipped_steps: Int = Field(
+        10, ge=0, le=10_000_000,
+        description="Inner steps of a replica that may be skipped because the loss or the gradient norm is "
+        "no finite number; one more ends the run.",
+    )  # fmt: skip
     eval_every_rounds: Int = Field(
         1, ge=1, le=1_000_000, description="Rounds between held-out losses of the shared weights."
     )

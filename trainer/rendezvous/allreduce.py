@@ -24,6 +24,7 @@ from typing import Final
 import numpy as np
 import torch
 
+from trainer.rendezvous.agreement import Agreement
 from trainer.rendezvous.averaging import Averaging, average_whole
 from trainer.rendezvous.base import Base, FragmentState
 from trainer.rendezvous.contributing import Contributor
@@ -122,7 +123,8 @@ class ObjectStoreAllReduce:
         complete_s = self.clock.now()
         roster = self._commit(round_index, found, base, geometry)
         self._require_base(round_index, base.shared_hash, roster.base_hash)
-        self._average(roster, values, base, ours, found, event)
+        agreement = self._average(roster, values, base, ours, found, event)
+        event.pseudo_gradient_norm, event.mean_cosine = agreement.own_norm, agreement.cosine
         event.put_s, event.waited_s = put_s - began_s, complete_s - put_s
         event.fetched_s = self.clock.now() - complete_s
         return Mean(values, event)
@@ -161,7 +163,7 @@ class ObjectStoreAllReduce:
         ours: Contribution,
         found: Contributions,
         event: RoundEvent,
-    ) -> None:
+    ) -> Agreement:
         # What we hold is our member's payload only if it was put under our own claim.
         own = ours if ours.claim == self.standing.claim else None
         averaging = self._averaging(roster, base, own, found)
@@ -170,8 +172,10 @@ class ObjectStoreAllReduce:
             sharded.run()
             event.sent_bytes += sharded.sent_bytes
             event.received_bytes = sharded.received_bytes
-        else:
-            event.received_bytes = average_whole(averaging, values, self.log.store)
+            return sharded.agreement
+        agreement = Agreement()
+        event.received_bytes = average_whole(averaging, values, self.log.store, agreement)
+        return agreement
 
     def _averaging(
         self, roster: Roster, base: Base, own: Contribution | None, known: Contributions | None = None

@@ -16,6 +16,7 @@ from typing import Final
 
 import numpy as np
 
+from trainer.rendezvous.agreement import Agreement
 from trainer.rendezvous.documents import Contribution
 from trainer.rendezvous.geometry import Geometry
 from trainer.rendezvous.object_store import ObjectStore
@@ -102,13 +103,20 @@ class Averaging:
         return self.mean_wire.decode(memoryview(self.mean_wire.encode(mean)), len(mean))
 
 
-def average_whole(averaging: Averaging, out: Floats, store: ObjectStore) -> int:
+def average_whole(
+    averaging: Averaging, out: Floats, store: ObjectStore, agreement: Agreement | None = None
+) -> int:
     """Replace `out` by the mean, every rank for itself; return the bytes fetched.
+
+    `agreement` counts what was in `out` before, where that was this rank's pseudo-gradient.
 
     Raises DamagedObject or AbsentObject, naming rank, round and key; `out` is then worthless.
     """
     chunks = range(averaging.geometry.chunks)
     with Fetcher(store) as fetcher:
         for index, mean in zip(chunks, averaging.mean_chunks(fetcher, chunks, out), strict=True):
-            out[averaging.geometry.chunk(index)] = averaging.as_sent(mean)
+            sent, chunk = averaging.as_sent(mean), out[averaging.geometry.chunk(index)]
+            if agreement is not None:
+                agreement.add(chunk, sent)
+            chunk[:] = sent
         return fetcher.received_bytes

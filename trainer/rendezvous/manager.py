@@ -29,6 +29,7 @@ from trainer.rendezvous.progress import ProgressReporter
 from trainer.rendezvous.round_event import RoundEvent
 from trainer.rendezvous.run_log import RunLog
 from trainer.rendezvous.state_hash import weights_hash
+from trainer.rendezvous.waiting import Clock
 from trainer.rendezvous.wire import Floats
 
 LoadFn = Callable[[Any], None]
@@ -162,6 +163,10 @@ class ObjectStoreManager:
     @property
     def log(self) -> RunLog:
         return self._exchange.log
+
+    @property
+    def clock(self) -> Clock:
+        return self._exchange.clock
 
     @property
     def rank(self) -> int:

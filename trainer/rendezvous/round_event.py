@@ -22,6 +22,8 @@ class RoundEvent:
     applied_s: float = 0.0  # from the pseudo-gradient until the mean was handed to the outer step
     sent_bytes: int = 0
     received_bytes: int = 0
+    pseudo_gradient_norm: float = 0.0  # as the others decode it; 0 where it was not sent
+    mean_cosine: float = 0.0  # between that and the mean
     contributed: bool = True  # False where the round was committed before this process came to it
 
     def encode(self) -> bytes:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from trainer.rendezvous.agreement import Agreement
 from trainer.rendezvous.averaging import Averaging, Fetcher
 from trainer.rendezvous.base import payload_size
 from trainer.rendezvous.documents import MeanSlice, Roster
@@ -41,6 +42,7 @@ class ShardedMean:
     out: Floats
     sent_bytes: int = 0
     received_bytes: int = 0
+    agreement: Agreement = field(default_factory=Agreement)
     _missing: set[int] = field(default_factory=set)
 
     def run(self) -> None:
@@ -78,7 +80,7 @@ class ShardedMean:
         for _, standing in announced:
             self._check(standing)
         for (_, chunk, _), data in zip(order, fetcher.chunks(reads), strict=True):
-            self.out[geometry.chunk(chunk)] = self.averaging.mean_wire.decode(data, geometry.count(chunk))
+            self._replace(chunk, self.averaging.mean_wire.decode(data, geometry.count(chunk)))
         self._missing -= {index for index, _ in announced}
         return bool(announced)
 
@@ -101,7 +103,7 @@ class ShardedMean:
             means = self.averaging.mean_chunks(fetcher, chunks, self.out)
             for chunk, mean in zip(chunks, means, strict=True):
                 data = wire.encode(mean)
-                self.out[geometry.chunk(chunk)] = wire.decode(memoryview(data), len(mean))
+                self._replace(chunk, wire.decode(memoryview(data), len(mean)))
                 yield data
 
         rank, claim = self.standing.rank, self.standing.claim
@@ -122,6 +124,11 @@ class ShardedMean:
             )
         )
         self._missing.discard(index)
+
+    def _replace(self, chunk: int, mean: Floats) -> None:
+        own = self.out[self.averaging.geometry.chunk(chunk)]
+        self.agreement.add(own, mean)
+        own[:] = mean
 
     def _check(self, announced: MeanSlice) -> None:
         """Raise ForeignObject where a slice, which is this roster's, isn't of its size and format."""

@@ -96,9 +96,9 @@ def test_nothing_is_averaged_before_the_roster_stands(
     seen: list[bool] = []
     original = allreduce.average_whole
 
-    def checked(averaging, out, store):  # type: ignore[no-untyped-def]
+    def checked(*given):  # type: ignore[no-untyped-def]
         seen.append(standing_log.roster(0) is not None)
-        return original(averaging, out, store)
+        return original(*given)
 
     standing_log = standing(store, 7).log
     monkeypatch.setattr(allreduce, "average_whole", checked)
