@@ -89,7 +89,7 @@ def _run_replica(run: Run, rank: int, base: Path, stop: threading.Event, *, job:
     manager = ObjectStoreManager(exchange, reporter)
     model_dir = base / "model"
     model_dir.mkdir(parents=True, exist_ok=True)
-    parameters = spec.trainer_parameters() | {"dataset_uri": _dataset_uri(run)}
+    parameters = spec.trainer_parameters() | {"dataset_uri": _dataset_uri(run, base)}
     try:
         returned = train(
             manager=manager, rank=rank, world_size=spec.n_replicas, model_dir=model_dir, **parameters
@@ -171,7 +171,11 @@ def _trainer_function(module_name: str, function_name: str) -> Callable[..., Map
     return function  # type: ignore[no-any-return]
 
 
-def _dataset_uri(run: Run) -> str:
+def _dataset_uri(run: Run, base: Path) -> str:
+    """Where the trainer reads its data: what SageMaker has laid out for it, else the address itself."""
+    channel = base / "input" / "data" / layout.DATA_CHANNEL
+    if channel.is_dir():
+        return str(channel)
     uri = run.spec.dataset_uri
     return uri if uri == BUILT_IN_DATA else _address(run, uri)
 

@@ -48,6 +48,11 @@ def toy(
     return {"last_loss": 1.25, "seen": sorted(run)}
 
 
+def tells_its_data(**run: Any) -> dict[str, Any]:
+    """As `toy`, and says where it was told to read its data."""
+    return toy(**run) | {"dataset_uri": run["dataset_uri"]}
+
+
 def broken(**_: Any) -> None:
     raise RuntimeError("out of\nluck")
 
