@@ -83,7 +83,8 @@ class Faults:
                     and self._happened[place] < fault.times
                 ):
                     self._happened[place] += 1
-                    _log.info("job=%s fault=%s place=%d time=%d", job, fault, place, self._happened[place])
+                    times = self._happened[place]
+                    _log.info("job=%s fault=%s place=%d time=%d", job, fault.fault, place, times)
                     return fault
         return None
 

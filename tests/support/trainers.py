@@ -11,6 +11,7 @@ from tests.support.toy import Toy, adamw, loss
 from trainer.diloco import make_diloco_outer_loop
 from trainer.rendezvous.errors import NonFinite
 from trainer.rendezvous.manager import ObjectStoreManager
+from trainer.train import diloco_train
 
 not_a_function = 3
 
@@ -49,8 +50,10 @@ def toy(
 
 
 def tells_its_data(**run: Any) -> dict[str, Any]:
-    """As `toy`, and says where it was told to read its data."""
-    return toy(**run) | {"dataset_uri": run["dataset_uri"]}
+    """As `toy`, and says where it was told to read its data, and what lies there."""
+    folder = Path(run["dataset_uri"])
+    files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.txt"))
+    return toy(**run) | {"dataset_uri": run["dataset_uri"], "files": files}
 
 
 def broken(**_: Any) -> None:
@@ -94,6 +97,24 @@ def held(*, manager: ObjectStoreManager, rank: int, **run: Any) -> Any:
             time.sleep(0.05)
 
     return toy(manager=manager, rank=rank, before=hold, **run)
+
+
+HELD_ROUND = 3  # of `held_training`
+
+
+def held_training(*, manager: ObjectStoreManager, **run: Any) -> Any:
+    """The default trainer, but no rank goes on from HELD_ROUND before `go` lies in the run's output."""
+    go = f"{manager.log.keys.output_prefix}/go"
+    check_stop = manager.check_stop
+
+    def hold() -> None:
+        check_stop()
+        while manager.current_step() == HELD_ROUND and manager.log.store.find(go) is None:
+            check_stop()
+            time.sleep(0.05)
+
+    manager.check_stop = hold  # type: ignore[method-assign]
+    return diloco_train(manager=manager, **run)
 
 
 def broken_rank_1(*, manager: ObjectStoreManager, rank: int, **_: Any) -> None:
