@@ -9,6 +9,7 @@ import torch
 
 from tests.support.toy import Toy, adamw, loss
 from trainer.diloco import make_diloco_outer_loop
+from trainer.layout import CHECKPOINT_FOLDER
 from trainer.rendezvous.errors import NonFinite
 from trainer.rendezvous.manager import ObjectStoreManager
 from trainer.train import diloco_train
@@ -54,6 +55,15 @@ def tells_its_data(**run: Any) -> dict[str, Any]:
     folder = Path(run["dataset_uri"])
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.txt"))
     return toy(**run) | {"dataset_uri": run["dataset_uri"], "files": files}
+
+
+def replaces_a_checkpoint(*, model_dir: Path, **run: Any) -> dict[str, Any]:
+    """As `toy`, but what lies in the checkpoint folder gives way to a file of this process."""
+    folder = model_dir.parent / CHECKPOINT_FOLDER
+    for path in folder.iterdir():
+        path.unlink()
+    (folder / "later").write_text("y")
+    return toy(model_dir=model_dir, **run)
 
 
 def broken(**_: Any) -> None:
