@@ -2,7 +2,7 @@
 
 The states of one iteration of the run's Map. They read the variables of the run (`bucket`,
 `run_id`, `job_prefix`, `parameters`) and keep their own: `rank`, `instance_type`, `attempt`,
-`refusals`, `billable_s` of all attempts so far, `job_name`, `job_status`, `failure`,
+`refusals`, `billable_s` of all attempts so far, `job_name`, `job_status`, `job_ending`, `failure`,
 `repeatable`. An iteration ends with the replica's result, or fails as ReplicaFailed; that fails
 the Map, and Step Functions stops the other iterations' jobs.
 
@@ -69,8 +69,15 @@ NOT_WORTH_A_RELAUNCH: Final = (
     "Stopped",
     "Superseded",
 )
-# SageMaker puts a word of its own before what the container wrote into output/failure.
-_FINAL: Final = f"/^(AlgorithmError: *)?({'|'.join(NOT_WORTH_A_RELAUNCH)}):/"
+# The exit codes that say the same: all there is where the disk was too full for the failure text.
+FINAL_EXIT_CODES: Final = tuple(range(10, 20))
+# SageMaker puts a word of its own before what the container wrote into output/failure, and the exit code
+# after it. A ClientError is what it says of a request that can't be met: no such data, no such image.
+_FINAL: Final = (
+    f"/^(AlgorithmError: *)?({'|'.join(NOT_WORTH_A_RELAUNCH)}):"
+    f"|^AlgorithmError: *, exit code: ({'|'.join(map(str, FINAL_EXIT_CODES))})$"
+    "|^ClientError: (Data download failed|Cannot pull|Artifact upload failed)/"
+)
 
 
 def replica_states(scope: Construct, *, image_uri: str, role_arn: str, options: JobOptions) -> sfn.IChainable:
@@ -129,7 +136,13 @@ def _ended(scope: Construct, *, failed: sfn.IChainable, lost: sfn.IChainable) ->
         scope,
         "NotCompleted",
         comment="Handled like a failed job, with the status as the reason",
-        assign={"failure": jsonata("'its training job ended as ' & $job_status"), "repeatable": True},
+        assign={
+            "failure": jsonata(
+                "'its training job ended as ' & $job_status & ($job_ending != $job_status ?"
+                " ' (' & $job_ending & ')' : '')"
+            ),
+            "repeatable": False,  # whoever stopped it, meant it; a limit would be reached again
+        },
     )
     result = sfn.CustomState(scope, "ReadResult", state_json=read_result())
     result.add_catch(

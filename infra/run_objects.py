@@ -16,6 +16,7 @@ _RUN: Final = "RUN-ID-HERE"
 _RANK: Final = 9999  # a rank no run has, four digits like every rank in a key
 _LAYOUT: Final = RunLayout(_RUN)
 ANY_RUN: Final = _LAYOUT  # for `key`
+ANY_RANK: Final = _RANK
 
 _PUT: Final = "arn:aws:states:::aws-sdk:s3:putObject"
 _GET: Final = "arn:aws:states:::aws-sdk:s3:getObject"

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from infra.job_options import JobOptions
 from infra.jsonata import as_expression, jsonata
-from infra.run_objects import ANY_RUN, key, run_file
+from infra.run_objects import ANY_RANK, ANY_RUN, key, run_file
 from trainer import layout
 from trainer.layout import SOURCE_ARCHIVE
 from trainer.parameter_kinds import BUILT_IN_CODE
@@ -67,6 +67,8 @@ def train_replica(*, image_uri: str, role_arn: str, options: JobOptions) -> dict
         # Of the description of a job, which is long, only this is of use.
         "Assign": {
             "job_status": jsonata("$states.result.TrainingJobStatus"),
+            # Of a stopped job: by whom. `Stopped` is a person, `MaxRuntimeExceeded` a limit.
+            "job_ending": jsonata("$states.result.SecondaryStatus"),
             "billable_s": jsonata(
                 "$billable_s + ($exists($states.result.BillableTimeInSeconds) ?"
                 " $states.result.BillableTimeInSeconds : 0)"
@@ -77,30 +79,52 @@ def train_replica(*, image_uri: str, role_arn: str, options: JobOptions) -> dict
 
 
 def _arguments(image_uri: str, role_arn: str, options: JobOptions) -> str:
-    """One expression: a job without a channel has no InputDataConfig, which an object can't say."""
+    """One expression: a job without a channel has no InputDataConfig, which an object can't say.
+
+    An array leaves out members that have no value, and `a ? b` has none where `a` is false.
+    """
     always = as_expression(_request(image_uri, role_arn, options))
-    channel = as_expression({"InputDataConfig": [_code_channel()]})
-    return jsonata(f"$merge([{always}, $parameters.source_uri = '{BUILT_IN_CODE}' ? {{}} : {channel}])")
+    code, data = as_expression(_code_channel()), as_expression(_data_channel())
+    channels = (
+        f"[$parameters.source_uri != '{BUILT_IN_CODE}' ? {code}, $parameters.input_mode != 'stream' ? {data}]"
+    )
+    return jsonata(
+        f"($channels_ := {channels};"
+        f" $merge([{always}, $count($channels_) > 0 ? {{'InputDataConfig': $channels_}} : {{}}]))"
+    )
 
 
 def _code_channel() -> dict[str, Any]:
-    """The user's own code, which SageMaker copies to /opt/ml/input/data/code before the container starts.
+    """The user's own code, which SageMaker copies to /opt/ml/input/data/code before the container starts."""
+    archive = SOURCE_ARCHIVE.replace(".", r"\.")
+    return {
+        "ChannelName": layout.CODE_CHANNEL,
+        "DataSource": _objects_of("$parameters.source_uri", is_whole=f"/({archive}|\\/)$/"),
+    }
+
+
+def _data_channel() -> dict[str, Any]:
+    """The data set in /opt/ml/input/data/data, copied there or fetched as it is read (input_mode)."""
+    return {
+        "ChannelName": layout.DATA_CHANNEL,
+        "InputMode": jsonata("$parameters.input_mode = 'file' ? 'File' : 'FastFile'"),
+        # A last part with a dot in it is a file.
+        "DataSource": _objects_of("$parameters.dataset_uri", is_whole=r"/(\/|\.[^\/]*)$/"),
+    }
+
+
+def _objects_of(given: str, *, is_whole: str) -> dict[str, Any]:
+    """What lies at a URI, or at a key of the run's bucket; `is_whole` matches what needs no slash after it.
 
     S3 knows no folders: `mine` would bring the files of `mine-too` along, `mine/` doesn't.
     """
-    given = "$parameters.source_uri"
     address = f"($contains({given}, /^[a-z0-9]+:/) ? {given} : 's3://' & $bucket & '/' & {given})"
-    archive = SOURCE_ARCHIVE.replace(".", r"\.")
-    is_whole = f"$contains({given}, /({archive}|\\/)$/)"
     return {
-        "ChannelName": layout.CODE_CHANNEL,
-        "DataSource": {
-            "S3DataSource": {
-                "S3DataType": "S3Prefix",
-                "S3Uri": jsonata(f"{address} & ({is_whole} ? '' : '/')"),
-                "S3DataDistributionType": "FullyReplicated",
-            }
-        },
+        "S3DataSource": {
+            "S3DataType": "S3Prefix",
+            "S3Uri": jsonata(f"{address} & ($contains({given}, {is_whole}) ? '' : '/')"),
+            "S3DataDistributionType": "FullyReplicated",
+        }
     }
 
 
@@ -141,6 +165,11 @@ def _request(image_uri: str, role_arn: str, options: JobOptions) -> dict[str, An
             " $parameters.use_spot ? {'MaxWaitTimeInSeconds': $parameters.max_wait_s} : {}])"
         ),
         "EnableManagedSpotTraining": jsonata("$parameters.use_spot"),
+        # One place a rank, spot or not: SageMaker restores it for whoever takes the rank up next.
+        "CheckpointConfig": {
+            "S3Uri": jsonata(f"'s3://' & $bucket & '/' & {key(ANY_RUN.checkpoint_prefix(ANY_RANK))}"),
+            "LocalPath": f"{layout.SAGEMAKER_BASE_DEFAULT}/{layout.CHECKPOINT_FOLDER}",
+        },
         # Isolated, a container could not reach S3, and every peer would wait for it in vain.
         "EnableNetworkIsolation": False,
         "OutputDataConfig": {

@@ -172,15 +172,19 @@ def _in_bounds(field: dict[str, Any]) -> str:
 
 def _rule(rule: Rule) -> str:
     """A broken rule as a {"name", "text"}; no value where it holds or can't be asked."""
-    left, right = _product(rule.left), _product(rule.right) if rule.right else '""'
+    is_text = rule.relation in ("empty", "exactly")
+    left, right = _product(rule.left), json.dumps(rule.right) if is_text else _product(rule.right)
     holds = {
         "empty": f"{left} = {right}",
+        "exactly": f"{left} = {right}",
         "a multiple of": f"{left} % {right} = 0",
         "below": f"{left} < {right}",
         "at most": f"{left} <= {right}",
     }[rule.relation]
-    if rule.when:
-        holds = f"$values.{rule.when} ? {holds} : true"
+    if rule.condition:
+        name, text = rule.condition
+        asked = f"$values.{name}" if text is None else f"$values.{name} = {json.dumps(text)}"
+        holds = f"{asked} ? {holds} : true"
     needs = json.dumps(sorted(rule.fields))
     found = f'{{"name": {json.dumps(rule.subject)}, "text": {_rule_text(rule)}}}'
     return f"$usable({needs}) ? ($not({holds}) ? {found})"

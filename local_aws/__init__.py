@@ -12,9 +12,13 @@ what this project needs and ministack lacks is added to that process by the modu
     server.py          the process itself: installs the rest, serves, ends with its parent
     iam.py             who may do what: every call below asks it
     sagemaker_api.py   CreateTrainingJob and its siblings, over validation.py and training_job.py
-    training_job.py    the life of one job: a process (job_process.py) or a container (job_container.py,
-                       endpoint_network.py) and its folder (job_folder.py); lines go to CloudWatch
-                       (job_logs.py), and the image is looked up (job_image.py)
+    training_job.py    the life of one job: a command (job_command.py) that runs as a process (job_process.py)
+                       or a container (job_container.py, endpoint_network.py), and its folder
+                       (job_folder.py); lines go to CloudWatch (job_logs.py), and the image is looked up
+                       (job_image.py)
+    checkpoint_sync.py CheckpointConfig: a folder and its copy in S3, looked after by instance_watch.py
+    faults.py          what is done to jobs on request: throttling, no capacity, a spot instance taken back, a
+                       host that vanishes, a torn copy of checkpoints. Start here to try a failure
     step_functions.py  createTrainingJob.sync, over the interpreter's branches (branches.py)
     aws_sdk_task.py    arn:aws:states:::aws-sdk:* tasks
     codebuild.py       builds that run their buildspec (build.py) with a stand-in for docker

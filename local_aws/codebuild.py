@@ -19,9 +19,9 @@ from ministack.core.responses import error_response_json
 from ministack.services import codebuild
 
 from local_aws.build import BadBuildspec, Build, Buildspec, parse
+from local_aws.host import Host
 from local_aws.iam import CannotAssumeRole, Session, assume_service_role
 from local_aws.settings import REGION
-from local_aws.training_job import Host
 
 SERVICE_PRINCIPAL = "codebuild.amazonaws.com"
 

@@ -7,6 +7,7 @@ a role that may not read its input or write its output fails here as it does the
 """
 
 import json
+import shutil
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,8 +42,7 @@ class JobFolder:
         for name in ("input/config", "input/data", "model", "output/data", "code"):
             (self.base / name).mkdir(parents=True)
         if "CheckpointConfig" in self._request:
-            local_path = self._request["CheckpointConfig"].get("LocalPath", DEFAULT_CHECKPOINT_PATH)
-            self.inside(local_path).mkdir(parents=True, exist_ok=True)
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
         resources = self._request["ResourceConfig"]
         self._write_config("hyperparameters", self._request.get("HyperParameters", {}))
         self._write_config(
@@ -65,6 +65,15 @@ class JobFolder:
         self._write_config(
             "inputdataconfig", {c["ChannelName"]: _channel_config(c) for c in self._channels()}
         )
+
+    def remove(self) -> None:
+        """As an instance goes, with its volume."""
+        shutil.rmtree(self.base)
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder that CheckpointConfig is about."""
+        return self.inside(self._request["CheckpointConfig"].get("LocalPath", DEFAULT_CHECKPOINT_PATH))
 
     def inside(self, container_path: str) -> Path:
         """Where a path below /opt/ml lies on this machine."""

@@ -9,12 +9,13 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from local_aws import json_service, validation
+from local_aws import faults, json_service, validation
+from local_aws.host import Host
 from local_aws.iam import Caller, CannotAssumeRole, assume_service_role
 from local_aws.json_service import ApiError
 from local_aws.service_quotas import Quotas
 from local_aws.settings import ACCOUNT, REGION
-from local_aws.training_job import TERMINAL, Host, TrainingJob
+from local_aws.training_job import TERMINAL, TrainingJob
 
 SERVICE_PRINCIPAL = "sagemaker.amazonaws.com"
 
@@ -55,6 +56,8 @@ class SageMaker:
         if problems:
             raise ApiError("ValidationException", "; ".join(problems))
         name = request["TrainingJobName"]
+        if self._host.faults.take(name, faults.THROTTLED):
+            raise ApiError("ThrottlingException", "Rate exceeded")
         arn = job_arn(name)
         _authorize_creation(request, arn, caller)
         try:
@@ -218,8 +221,8 @@ def _problems(request: dict[str, Any]) -> Iterator[str]:
         yield "local_aws cannot isolate a job: EnableNetworkIsolation must be false"
     for channel in request.get("InputDataConfig", []):
         mode = channel.get("InputMode", algorithm["TrainingInputMode"])
-        if mode != "File" or "S3DataSource" not in channel["DataSource"]:
-            yield f"local_aws copies File-mode channels from S3: {channel['ChannelName']} is another kind"
+        if mode not in ("File", "FastFile") or "S3DataSource" not in channel["DataSource"]:
+            yield f"local_aws copies File and FastFile channels from S3; {channel['ChannelName']} is neither"
 
 
 def _summary(job: dict[str, Any]) -> dict[str, Any]:

@@ -27,19 +27,20 @@ from local_aws import (
     step_functions,
 )
 from local_aws.endpoint_network import EndpointNetwork
+from local_aws.faults import Faults
 from local_aws.guard import Guard
+from local_aws.host import Host
 from local_aws.job_container import Podman
 from local_aws.sagemaker_api import SageMaker
 from local_aws.service_quotas import Quotas
 from local_aws.settings import Settings
-from local_aws.training_job import Host
 
 
 def main(settings: Settings, listener_fd: int) -> None:
     guard = Guard()
     guard.watch(os.getpid())  # our own group holds the processes that run Lambda functions
     quotas = Quotas(settings.quotas_file)
-    host = Host(settings, guard, _podman(settings))
+    host = Host(settings, guard, Faults(settings.faults_file), _podman(settings))
     sagemaker = SageMaker(host, quotas)
     quotas.install()
     sagemaker.install()

@@ -26,6 +26,7 @@ class Settings:
     quotas_file: str | None = None
     image: str | None = None  # jobs run in it, by podman; in the project's own environment otherwise
     job_memory: str | None = None  # of each such job, as podman's --memory takes it
+    wait_scale: float = 1.0  # of the state machines' own pauses: 0.01 makes minutes of them seconds
 
     @property
     def endpoint_url(self) -> str:
@@ -34,6 +35,10 @@ class Settings:
     @property
     def jobs_folder(self) -> Path:
         return Path(self.state_dir) / "jobs"
+
+    @property
+    def faults_file(self) -> Path:
+        return Path(self.state_dir) / "faults.json"
 
     def client_environment(self) -> dict[str, str]:
         """What a client needs, the CDK CLI included, to take this server for AWS."""

@@ -62,6 +62,7 @@ def running(
     quotas_file: Path | None = None,
     image: str | None = None,
     job_memory: str | None = None,
+    wait_scale: float = 1.0,
 ) -> Iterator[Server]:
     """An embedded AWS for the length of a `with`; `port` 0 takes a free one.
 
@@ -85,6 +86,7 @@ def running(
             quotas_file=str(quotas_file) if quotas_file else None,
             image=image,
             job_memory=job_memory,
+            wait_scale=wait_scale,
         )
         server = _start(python, settings, listener)
         listener.close()
@@ -168,6 +170,7 @@ def _server_environment(settings: Settings) -> dict[str, str]:
         "AWS_EC2_METADATA_DISABLED": "true",
         # Where podman keeps its images, and how it runs: as in the shell that started this.
         **{name: os.environ[name] for name in PODMAN_ENV if name in os.environ},
+        "SFN_WAIT_SCALE": str(settings.wait_scale),
         "SFTP_ENABLED": "0",
         "IOT_MTLS_ENABLED": "0",
         **settings.client_environment(),

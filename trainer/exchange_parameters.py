@@ -32,7 +32,8 @@ class ExchangeParameters(BaseModel):
     )  # fmt: skip
     startup_timeout_s: float = Field(
         3600.0, ge=1, le=MAX_RUNTIME_S,
-        description="The same bound in the first round, when SageMaker may still be finding an instance.",
+        description="The same bound where SageMaker may still be finding an instance: in the first round, "
+        "and for a peer that is being relaunched or whose spot instance was taken back.",
     )  # fmt: skip
     round_timeout_s: float = Field(
         14_400.0, ge=1, le=MAX_RUNTIME_S,

@@ -82,6 +82,14 @@ class JobParameters(BaseModel):
         {}, description="Environment variables of every training job. Whoever may describe a job sees them."
     )
 
+    # How its data come
+    input_mode: str = Field(
+        "stream", pattern=r"^(stream|file|fastfile)$", min_length=1, max_length=8,
+        description="How a job gets dataset_uri: stream reads it from S3 while training, file has SageMaker "
+        "copy it to the volume first, fastfile shows the same files and fetches what is read. End a "
+        "folder's URI with a slash where the last part of its name has a dot.",
+    )  # fmt: skip
+
     # Whose code trains
     source_uri: str = Field(
         BUILT_IN_CODE, pattern=SOURCE, min_length=1, max_length=SOURCE_CHARACTERS,

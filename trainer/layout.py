@@ -39,6 +39,8 @@ SAGEMAKER_JOB_ENV: Final = "TRAINING_JOB_NAME"  # set by SageMaker in every trai
 SAGEMAKER_BASE_DEFAULT: Final = "/opt/ml"
 CHECKPOINT_FOLDER: Final = "checkpoints"  # SageMaker syncs it with CheckpointConfig's S3Uri
 CODE_CHANNEL: Final = "code"  # SageMaker copies source_uri to input/data/code
+DATA_CHANNEL: Final = "data"  # with another input_mode than stream, dataset_uri lies in input/data/data
+CHECKPOINT_FOLDER: Final = "checkpoints"  # below the base folder; SageMaker mirrors it to S3
 
 # A run id is part of keys, of job names and of local folders.
 RUN_ID_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}"
@@ -169,6 +171,10 @@ class RunLayout:
     def mean_payload(self, round_index: int, slice_index: int, rank: int, claim: int) -> str:
         name = f"mean_{slice_index:04d}.r{rank:04d}.c{claim}.bin"
         return f"{DATA_PREFIX}/{self.run_id}/round_{round_index:06d}/{name}"
+
+    def checkpoint_prefix(self, rank: int) -> str:
+        """The same for every job of a rank, so that a relaunched one finds what its predecessors saved."""
+        return f"{CHECKPOINT_PREFIX}/{self.run_id}/rank_{rank:04d}"
 
     @property
     def output_prefix(self) -> str:

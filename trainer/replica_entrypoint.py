@@ -93,7 +93,8 @@ def _run_replica(run: Run, rank: int, base: Path, stop: threading.Event, *, job:
     model_dir = base / "model"
     model_dir.mkdir(parents=True, exist_ok=True)
     parameters = spec.trainer_parameters() | {
-        name: _data_uri(run, getattr(spec, name)) for name in ("dataset_uri", "validation_uri")
+        "dataset_uri": _data_uri(run, _channel(base) or spec.dataset_uri),
+        "validation_uri": _data_uri(run, spec.validation_uri),
     }
     try:
         returned = train(
@@ -175,6 +176,12 @@ def _trainer_function(module_name: str, function_name: str) -> Callable[..., Map
     if not callable(function):
         raise failures.BadTrainer(f"trainer_fn {function_name}: {module_name} has no such function")
     return function  # type: ignore[no-any-return]
+
+
+def _channel(base: Path) -> str | None:
+    """The folder in which SageMaker has laid out the data set, if it has."""
+    channel = base / "input" / "data" / layout.DATA_CHANNEL
+    return channel.as_uri() if channel.is_dir() else None
 
 
 def _data_uri(run: Run, uri: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-Relation = Literal["a multiple of", "below", "at most", "empty"]
+Relation = Literal["a multiple of", "below", "at most", "empty", "exactly"]
 
 _HOLDS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {  # of products of numbers
     "a multiple of": lambda left, right: left % right == 0,
@@ -24,7 +24,8 @@ _HOLDS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {  # of products of nu
 class Rule:
     """`left` must be `relation` `right`; asked only where the boolean field `when` is true.
 
-    "empty" is of a text, and has no right side.
+    A `when` like "field=text" asks where that field is that text. "empty" is of a text, and has no right
+    side; "exactly" is of a text, and the right side is the text itself.
     """
 
     left: str
@@ -41,8 +42,17 @@ class Rule:
     @property
     def fields(self) -> set[str]:
         """Every field the rule reads. It is asked only when all of them are valid by themselves."""
-        sides = self.terms(self.left) + self.terms(self.right) + ([self.when] if self.when else [])
+        right = [] if self.relation == "exactly" else self.terms(self.right)
+        sides = self.terms(self.left) + right + ([self.condition[0]] if self.condition else [])
         return {term for term in sides if term and not term.isdigit()}
+
+    @property
+    def condition(self) -> tuple[str, str | None] | None:
+        """The field of `when`, and the text it must be; None for that text where the field is a boolean."""
+        if self.when is None:
+            return None
+        name, equals, text = self.when.partition("=")
+        return name, text if equals else None
 
     @staticmethod
     def terms(side: str) -> list[str]:
@@ -50,16 +60,19 @@ class Rule:
         return re.split(r"\s*\*\s*", side)
 
     def holds(self, values: Mapping[str, Any]) -> bool:
-        if self.when is not None and not values[self.when]:
-            return True
-        if self.relation == "empty":
-            return bool(values[self.left] == "")
+        if self.condition is not None:
+            name, text = self.condition
+            if (values[name] != text) if text is not None else not values[name]:
+                return True
+        if self.relation in ("empty", "exactly"):
+            return bool(values[self.left] == self.right)
         return _HOLDS[self.relation](_product(self.left, values), _product(self.right, values))
 
     def text(self, values: Mapping[str, Any]) -> str:
         """The rule in words, with the values that break it."""
         condition = f" with {self.when}" if self.when else ""
-        shown = ", ".join(f"{name}={values[name]}" for name in sorted(self.fields - {self.when}))
+        asked = {self.condition[0]} if self.condition else set()
+        shown = ", ".join(f"{name}={values[name]}" for name in sorted(self.fields - asked))
         left = "" if self.left == self.subject else f"{self.left} "
         wanted = " ".join(filter(None, (self.relation, self.right)))
         return f"{left}must be {wanted}{condition} ({shown}): {self.why}"

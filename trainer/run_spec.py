@@ -57,6 +57,10 @@ RULES: Final = (
     Rule("max_runtime_s", "at most", "max_wait_s", when="use_spot", why="the wait includes the run"),
     Rule("keep_alive_period_s", "at most", "0", when="use_spot", why="SageMaker keeps no spot instance warm"),
     Rule("training_plan_arn", "empty", "", when="use_spot", why="a plan's instances are reserved, not spot"),
+    Rule(
+        "input_mode", "exactly", "stream", when="dataset_uri=builtin",
+        why="the built-in text is in the image, not in S3",
+    ),
 )  # fmt: skip
 
 

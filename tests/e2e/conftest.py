@@ -14,6 +14,8 @@ from tests.support.deployed import TOY, Deployed
 
 # A job that is stopped has this long to leave; SageMaker's 120 s would be a test's whole time.
 STOP_GRACE_S = 10.0
+# The state machine pauses for minutes where SageMaker has no instance; here for a second or two.
+WAIT_SCALE = 0.01
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +23,12 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     """Bootstrapped and deployed as the README says; pytest keeps the folder, server.log is in it."""
     folder = tmp_path_factory.mktemp("deployed")
     state_dir = folder / "local_aws"
-    with running(venv=environment.DEFAULT_VENV, state_dir=state_dir, stop_grace_s=STOP_GRACE_S) as server:
+    with running(
+        venv=environment.DEFAULT_VENV,
+        state_dir=state_dir,
+        stop_grace_s=STOP_GRACE_S,
+        wait_scale=WAIT_SCALE,
+    ) as server:
         deployed = Deployed(server.settings, folder)
         deployed.cdk("bootstrap")
         deployed.deploy()

@@ -118,7 +118,10 @@ def test_a_replica_that_keeps_failing_ends_the_run(deployed: Deployed) -> None:
         f"rank 1 failed in attempt 2: {reason}. Log: group {LOG_GROUP}, stream {job}/algo-1-*. {NEW_START}"
     )
     assert deployed.job_statuses(arn) == {"r0-a0": "Stopped", "r1-a0": "Failed", "r1-a1": "Failed"}
-    assert deployed.jobs(arn)["r1-a1"]["FailureReason"] == reason
+    jobs = deployed.jobs(arn)
+    assert jobs["r1-a1"]["FailureReason"] == reason
+    ends = {name: job["SecondaryStatusTransitions"][-1]["StartTime"] for name, job in jobs.items()}
+    assert (ends["r0-a0"] - ends["r1-a1"]).total_seconds() < 30  # by the clock of the one that ended them
     assert [line for line in deployed.job_log(job) if line == "RuntimeError: out of"]  # as the Cause says
     marker = json.loads(deployed.read(RunLayout("broken").abort))
     assert marker == {

@@ -1,8 +1,8 @@
 """What each statement of the two roles is for: without it a run fails, at a place that says so.
 
 The rights are taken from the deployed roles, one at a time, and given back. Not shown here, since
-nothing on this machine asks for them: s3:AbortMultipartUpload, s3:DeleteObject on checkpoints,
-ecr:BatchCheckLayerAvailability, cloudwatch:PutMetricData, delivery of the executions' own log, X-Ray.
+nothing on this machine asks for them: s3:AbortMultipartUpload, ecr:BatchCheckLayerAvailability,
+cloudwatch:PutMetricData, delivery of the executions' own log, X-Ray.
 """
 
 import json
@@ -35,7 +35,6 @@ def run_name(action: str, on: str) -> str:
             "PUT {bucket}/diloco-data/{run}/round_000000/rank_0000.c0.bin",
         ),
         ("s3:PutObject", "diloco-out", ALONE, "PUT {bucket}/diloco-out/{run}/model/weights.txt was denied: "),
-        ("s3:ListBucket", "", ALONE, "LIST {bucket}/diloco-rdv/{run}/claims was denied: "),
         ("s3:GetObject", "diloco-in", ON_TEXT, "dataset_uri {bucket}/diloco-in/rights: reading was denied ("),
     ],
 )
@@ -55,6 +54,29 @@ def test_a_replica_without_a_right_to_the_bucket_says_what_was_denied(
     assert action in reason
     assert reason.endswith(", exit code: 12")
     assert ended["cause"].startswith(f"rank 0 failed in attempt 1: {reason}. Log: ")
+
+
+@pytest.mark.parametrize(
+    ("action", "on", "said"),
+    [
+        ("s3:ListBucket", "", "Data download failed:{checkpoints}: "),
+        ("s3:GetObject", "diloco-ckpt", "Data download failed:{checkpoints}: "),
+        ("s3:PutObject", "diloco-ckpt", "Artifact upload failed:Checkpoints: "),
+        ("s3:DeleteObject", "diloco-ckpt", "Artifact upload failed:Checkpoints: "),
+    ],
+)
+def test_checkpoints_that_may_not_be_copied_end_the_job_in_words(
+    deployed: Deployed, action: str, on: str, said: str
+) -> None:
+    name = run_name(action, on)
+    deployed.put(f"{RunLayout(name).checkpoint_prefix(0)}/earlier", b"x")
+    with deployed.without(deployed.replica_role, action, on):
+        ended = deployed.execute(name, {**ALONE, "trainer_fn": "replaces_a_checkpoint"})
+    assert (ended["status"], ended["error"]) == ("FAILED", "ReplicaFailed")
+    assert deployed.job_statuses(ended["executionArn"]) == {"r0-a0": "Failed"}  # it would be denied again
+    where = f"s3://{deployed.bucket}/{RunLayout(name).checkpoint_prefix(0)}/"
+    start = f"ClientError: {said.format(checkpoints=where)}"
+    assert ended["cause"].startswith(f"rank 0 failed in attempt 1: {start}")
 
 
 @pytest.mark.parametrize(

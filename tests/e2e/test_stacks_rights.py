@@ -81,7 +81,7 @@ REPLICA, MACHINE = "ReplicaRole", "RunsRole"
         (MACHINE, "SteerRuns", {}, "RunNotRecorded", "not authorized to perform: s3:PutObject"),
         (MACHINE, "ReadResults", {"n_replicas": 1}, "ReplicaFailed", "left no result that can be read"),
         (REPLICA, "AddToRuns", {"n_replicas": 1}, "ReplicaFailed", "AccessDenied"),
-        (REPLICA, "ListRuns", {"n_replicas": 1}, "ReplicaFailed", "403 Forbidden"),
+        (REPLICA, "ListRuns", {"n_replicas": 1}, "ReplicaFailed", "Data download failed:s3://"),
         (REPLICA, "PullTrainerImage", {"n_replicas": 1}, "ReplicaFailed", "ecr:"),
         (
             REPLICA,

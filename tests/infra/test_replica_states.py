@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from infra.replica_states import KILLED_HINT, NOT_WORTH_A_RELAUNCH, REDRIVE_REFUSED
+from infra.replica_states import FINAL_EXIT_CODES, KILLED_HINT, NOT_WORTH_A_RELAUNCH, REDRIVE_REFUSED
 from trainer import failures
 
 Evaluate = Callable[..., Any]
@@ -37,6 +37,13 @@ def _failed_job(reason: str | None) -> str:
         ("PeerLost: rank 0 lost rank 1", False),
         ("AlgorithmError: BadDataSet: rank 0: no files, exit code: 11", False),
         ("AlgorithmError: StoreFailed: rank 0: PeerLost: is not at the beginning", True),
+        ("AlgorithmError: , exit code: 15", False),
+        ("AlgorithmError: , exit code: 1", True),
+        ("AlgorithmError: , exit code: 22", True),
+        ("AlgorithmError: , exit code: 137 and more", True),
+        ("ClientError: Data download failed:No S3 objects found under S3 URL", False),
+        ("ClientError: Cannot pull image: it has no such image", False),
+        ("ClientError: Please use an instance type with more memory, exit code: 137", True),
         ("CapacityError: Unable to provision requested ML compute capacity", True),
         ("InternalServerError: try again", True),
         ('AlgorithmError: ValueError: rank 1: "quoted" \\ and\nbroken', True),
@@ -51,7 +58,7 @@ def test_a_failed_job_is_relaunched_unless_it_would_fail_alike(
     assert caught["repeatable"] is repeatable
     assert caught["next"] == "Relaunch?"
     shown = (reason or "its training job ended as Failed").replace("\n", " ")
-    assert caught["failure"] == shown
+    assert caught["failure"].removesuffix(KILLED_HINT) == shown
 
 
 def test_a_killed_container_is_explained(states: States, evaluate: Evaluate) -> None:
@@ -144,11 +151,27 @@ def test_a_rank_is_relaunched_at_most_max_relaunches_times(
 def test_only_a_completed_job_has_finished(
     status: str, done: bool, states: States, evaluate: Evaluate
 ) -> None:
-    result = {"TrainingJobStatus": status, "More": 1}
+    result = {"TrainingJobStatus": status, "SecondaryStatus": status, "More": 1}
     assigned = evaluate(states["TrainReplica"]["Assign"], result=result, billable_s=0)
     (choice,) = states["JobCompleted?"]["Choices"]
     assert evaluate(choice["Condition"], **assigned) is done
     assert [choice["Next"], states["JobCompleted?"]["Default"]] == ["ReadResult", "NotCompleted"]
+
+
+@pytest.mark.parametrize(
+    ("ending", "said"), [("Stopped", "Stopped"), ("MaxRuntimeExceeded", "Stopped (MaxRuntimeExceeded)")]
+)
+def test_a_stopped_job_is_a_failure_that_is_not_repeated(
+    ending: str, said: str, states: States, evaluate: Evaluate
+) -> None:
+    """A person meant it, and a limit would be reached again: max_runtime_s bounds what a run can cost."""
+    result = {"TrainingJobStatus": "Stopped", "SecondaryStatus": ending}
+    assigned = evaluate(states["TrainReplica"]["Assign"], result=result, billable_s=0)
+    assert evaluate(states["NotCompleted"]["Assign"], **assigned) == {
+        "failure": f"its training job ended as {said}",
+        "repeatable": False,
+    }
+    assert states["NotCompleted"]["Next"] == "Relaunch?"
 
 
 def test_billed_seconds_of_failed_attempts_are_counted_too(states: States, evaluate: Evaluate) -> None:
@@ -199,3 +222,11 @@ def test_the_cause_of_a_given_up_run_names_rank_reason_and_log(states: States, e
 def test_errors_not_worth_a_relaunch_are_those_the_trainer_says() -> None:
     final = [kind.__name__ for kind, ending in failures.ENDINGS.items() if not ending.relaunch]
     assert sorted(NOT_WORTH_A_RELAUNCH) == sorted(final)
+
+
+def test_exit_codes_not_worth_a_relaunch_are_those_the_trainer_says() -> None:
+    """Exit code 0 is a stopped job's, which SageMaker doesn't call failed."""
+    final = {ending.exit_code for ending in failures.ENDINGS.values() if not ending.relaunch}
+    assert final == {0, *FINAL_EXIT_CODES}
+    may_heal = {ending.exit_code for ending in failures.ENDINGS.values() if ending.relaunch}
+    assert not may_heal & set(FINAL_EXIT_CODES)

@@ -100,6 +100,7 @@ def _size(size: int, shape: Any, path: str) -> None:
             "source_uri": "k" * 900,
         },
         {"source_uri": "s3://" + "b" * 63 + "/" + "k" * 831},
+        {"source_uri": "k" * 900, "dataset_uri": "s3://bucket/" + "k" * 1011, "input_mode": "fastfile"},
     ],
 )
 def test_the_longest_legal_run_makes_a_legal_request(
@@ -184,6 +185,44 @@ def test_the_users_own_code_is_the_channel_code(
             }
         },
     }
+
+
+@pytest.mark.parametrize(
+    ("given", "mounted"),
+    [
+        ("diloco-in/text", "s3://bucket/diloco-in/text/"),
+        ("diloco-in/text/", "s3://bucket/diloco-in/text/"),
+        ("diloco-in/text.jsonl", "s3://bucket/diloco-in/text.jsonl"),
+        ("s3://other/v1.2/text", "s3://other/v1.2/text/"),
+        ("s3://other/v1.2/", "s3://other/v1.2/"),
+    ],
+)
+@pytest.mark.parametrize(("mode", "asked"), [("file", "File"), ("fastfile", "FastFile")])
+def test_the_data_set_is_the_channel_data_where_a_mode_asks_for_it(
+    mode: str, asked: str, given: str, mounted: str, states: States, evaluate: Evaluate
+) -> None:
+    (channel,) = _request(states, evaluate, dataset_uri=given, input_mode=mode)["InputDataConfig"]
+    assert [channel["ChannelName"], channel["InputMode"]] == ["data", asked]
+    assert channel["DataSource"]["S3DataSource"]["S3Uri"] == mounted
+    assert "InputDataConfig" not in _request(states, evaluate, dataset_uri=given)
+
+
+def test_code_and_data_come_in_channels_of_their_own(states: States, evaluate: Evaluate) -> None:
+    both = {"source_uri": "diloco-in/mine", "dataset_uri": "diloco-in/text", "input_mode": "file"}
+    channels = _request(states, evaluate, **both)["InputDataConfig"]
+    assert [channel["ChannelName"] for channel in channels] == ["code", "data"]
+
+
+@pytest.mark.parametrize("use_spot", [False, True])
+def test_every_job_of_a_rank_has_the_same_place_for_checkpoints(
+    use_spot: bool, states: States, evaluate: Evaluate
+) -> None:
+    for attempt in (0, 1):
+        request = _request(states, evaluate, use_spot=use_spot, rank=12, job_name=f"run-r12-a{attempt}")
+        assert request["CheckpointConfig"] == {
+            "S3Uri": "s3://bucket/diloco-ckpt/run/rank_0012",
+            "LocalPath": "/opt/ml/checkpoints",
+        }
 
 
 def test_only_accelerated_instances_have_a_bound_on_waiting(states: States, evaluate: Evaluate) -> None:

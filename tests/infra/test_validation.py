@@ -79,7 +79,7 @@ def _plausible(chance: random.Random, name: str, field: dict[str, Any]) -> Any:
     if field["type"] == "object":
         return chance.choice(PAIRS)
     if field["type"] == "string":
-        return chance.choice([field["default"], PLAN, "ml.m5.xlarge,ml.g5.xlarge"])
+        return chance.choice([field["default"], PLAN, "ml.m5.xlarge,ml.g5.xlarge", "file"])
     if field["type"] == "integer" and "timeout" not in name and not name.endswith("_s"):
         return chance.choice([1, 2, 3, 4, 6, 8, 12.0])
     return chance.choice([field["default"], _near_a_bound(chance, field)])
@@ -153,6 +153,7 @@ def test_every_rule_is_told_in_the_same_words(rule: Rule, evaluate: Evaluate) ->
         "max_runtime_s": {"max_runtime_s": 90_000, "use_spot": True},
         "keep_alive_period_s": {"keep_alive_period_s": 60, "use_spot": True},
         "training_plan_arn": {"training_plan_arn": PLAN, "use_spot": True},
+        "input_mode": {"input_mode": "file"},
     }[rule.subject]
     with pytest.raises(InvalidRunParameters) as refused:
         parse(broken)

@@ -158,12 +158,14 @@ class Account:
         return stat.rpartition(")")[2].split()[0] != "Z"
 
     def job_log(self, name: str) -> list[str]:
+        """Every line of a job, those of a spot job's instances one after another."""
         logs, group = self.client("logs"), "/aws/sagemaker/TrainingJobs"
         streams = logs.describe_log_streams(logGroupName=group, logStreamNamePrefix=f"{name}/")["logStreams"]
-        if not streams:
-            return []
-        events = logs.get_log_events(logGroupName=group, logStreamName=streams[0]["logStreamName"])["events"]
-        return [event["message"] for event in events]
+        return [
+            event["message"]
+            for name in sorted(stream["logStreamName"] for stream in streams)
+            for event in logs.get_log_events(logGroupName=group, logStreamName=name)["events"]
+        ]
 
     def machine(self, role: str, states: dict[str, Any]) -> str:
         """A JSONata state machine that starts at the first of `states`."""

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 import boto3
 
+from local_aws import faults
 from local_aws.settings import REGION, Settings
 from trainer.layout import RunLayout, job_hash
 
@@ -159,6 +160,15 @@ class Deployed:
         wait_until(lambda: self.keys(key), f"rank {rank} of {name} is taken up the {number + 1}. time")
         found: dict[str, Any] = json.loads(self.read(key))
         return found
+
+    def bring(self, job: str, fault: str, **more: Any) -> None:
+        """Have a fault happen to jobs whose names match a pattern (local_aws/faults.py)."""
+        faults.add(self.settings.faults_file, faults.Fault(job, fault, **more))
+
+    def happened(self, job: str, fault: str) -> int:
+        """How often a fault has happened to jobs whose names begin so, as the server's log has it."""
+        log = (Path(self.settings.state_dir) / "server.log").read_text(errors="replace")
+        return len(re.findall(rf"job={re.escape(job)}\S* fault={fault} ", log))
 
     # Executions and their jobs
 

@@ -11,8 +11,10 @@ import torch
 
 from tests.support.toy import Toy, adamw, loss
 from trainer.diloco import make_diloco_outer_loop
+from trainer.layout import CHECKPOINT_FOLDER
 from trainer.rendezvous.errors import NonFinite
 from trainer.rendezvous.manager import ObjectStoreManager
+from trainer.train import diloco_train
 
 not_a_function = 3
 
@@ -48,6 +50,22 @@ def toy(
             optimizer.step()
     (model_dir / "weights.txt").write_text(f"world size {world_size}")
     return {"last_loss": 1.25, "seen": sorted(run)}
+
+
+def tells_its_data(**run: Any) -> dict[str, Any]:
+    """As `toy`, and says where it was told to read its data, and what lies there."""
+    folder = Path(run["dataset_uri"])
+    files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.txt"))
+    return toy(**run) | {"dataset_uri": run["dataset_uri"], "files": files}
+
+
+def replaces_a_checkpoint(*, model_dir: Path, **run: Any) -> dict[str, Any]:
+    """As `toy`, but what lies in the checkpoint folder gives way to a file of this process."""
+    folder = model_dir.parent / CHECKPOINT_FOLDER
+    for path in folder.iterdir():
+        path.unlink()
+    (folder / "later").write_text("y")
+    return toy(model_dir=model_dir, **run)
 
 
 def broken(**_: Any) -> None:
@@ -101,6 +119,24 @@ def stopped_once(*, manager: ObjectStoreManager, **run: Any) -> Any:
             os.kill(os.getpid(), signal.SIGTERM)
 
     return toy(manager=manager, before=stop, **run)
+
+
+HELD_ROUND = 3  # of `held_training`
+
+
+def held_training(*, manager: ObjectStoreManager, **run: Any) -> Any:
+    """The default trainer, but no rank goes on from HELD_ROUND before `go` lies in the run's output."""
+    go = f"{manager.log.keys.output_prefix}/go"
+    check_stop = manager.check_stop
+
+    def hold() -> None:
+        check_stop()
+        while manager.current_step() == HELD_ROUND and manager.log.store.find(go) is None:
+            check_stop()
+            time.sleep(0.05)
+
+    manager.check_stop = hold  # type: ignore[method-assign]
+    return diloco_train(manager=manager, **run)
 
 
 def broken_rank_1(*, manager: ObjectStoreManager, rank: int, **_: Any) -> None:

@@ -246,3 +246,14 @@ def test_wrong_parameters_in_run_json_are_all_named(tmp_path: Path) -> None:
     store.put(KEYS.run_file, b'{"run_id": "r", "parameters": {"n_replicas": 99, "lr": 0}}')
     with pytest.raises(InvalidRunParameters, match=r"n_replicas: must be .*; lr: must be"):
         read_run(f"{tmp_path.as_uri()}/{KEYS.run_file}")
+
+
+@pytest.mark.parametrize("laid_out", [True, False])
+def test_data_are_read_from_the_channel_where_there_is_one(folder: Path, laid_out: bool) -> None:
+    """SageMaker lays it out for input_mode file and fastfile; plain processes read the address itself."""
+    job = Job(folder, trainer_fn="tells_its_data", dataset_uri="diloco-in/text", input_mode="file")
+    channel = job.base(0) / "input/data/data"
+    if laid_out:
+        channel.mkdir(parents=True)
+    assert job.start() == 0
+    assert job.result()["dataset_uri"] == (str(channel) if laid_out else job.store.address("diloco-in/text"))

@@ -82,6 +82,8 @@ def test_all_problems_are_named_at_once_with_their_bounds() -> None:
         ({"trainer_fn": "os.system"}, "trainer_fn"),
         ({"outer_momentum": 1.0}, "outer_momentum"),
         ({"wire_dtype": "fp16"}, "wire_dtype"),
+        ({"input_mode": "pipe", "dataset_uri": "text"}, "input_mode"),
+        ({"input_mode": "file"}, "input_mode"),  # the built-in data set
         ({"lr": 0}, "lr"),
         ({"lr": float("nan")}, "lr"),
         ({"lr": [1e-3]}, "lr"),
@@ -97,6 +99,7 @@ def test_each_constraint_is_reported_under_its_field(raw: dict[str, Any], name: 
         {"total_steps": 8, "sync_every": 4, "fragments": 2, "fragment_sync_delay": 1},
         {"use_spot": True, "max_runtime_s": 100, "max_wait_s": 100},
         {"max_wait_s": 60},  # asked only with use_spot
+        {"input_mode": "fastfile", "dataset_uri": "text"},
         {"n_replicas": 40},
         {"n_replicas": 2.0},  # JSON has one kind of number
         {"lr": 1},

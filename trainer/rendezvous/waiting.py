@@ -3,12 +3,14 @@
 A peer is waited for as long as it shows life: a wait for rank R ends `timeout_s` after R's
 progress object last changed as seen from here, and in any case after `round_timeout_s`. In the
 first round `startup_timeout_s` takes the place of the former, since SageMaker may still be
-finding an instance. Whoever times out gives the whole run up, so that the others leave within
+finding an instance; so it does for a rank whose last word is that it is on its way back. Whoever
+times out gives the whole run up, so that the others leave within
 a few polls instead of each sitting out its own clock.
 
 Clocks are this process's own monotonic one: the replicas' wall clocks may be hours apart.
 """
 
+import json
 import random
 import threading
 import time
@@ -22,6 +24,8 @@ from trainer.rendezvous.run_log import Contributions, RunLog
 LIST_ABOVE: Final = 12  # a LIST costs 12.5 GETs (S3 request prices), so look one by one up to here
 SLOWEST_POLL: Final = 5  # times the first pause
 PROGRESS_EVERY_S: Final = 30.0  # how often a waiter looks for signs of life, at least
+# States of a rank that is on its way back: its launcher says so, or a spot instance was taken from it.
+RETURNING: Final = ("relaunching", "stopped")
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ class ContributionWait:
         """
         found: Contributions = {}
         came_last: list[int] = []
-        life = _SignsOfLife(self._log, self._clock, self._bounds.standstill_s(round_index))
+        life = _SignsOfLife(self._log, self._clock, self._bounds, round_index)
         started_s = self._clock.now()
         pause_s = self._bounds.poll_interval_s
         while missing := self._look(round_index, found):
@@ -109,7 +113,8 @@ class ContributionWait:
             else:
                 self._standing.check_quick(round_index)
             if lost := [rank for rank in missing if life.remaining_s(rank) <= 0]:
-                self._give_up(round_index, missing, f"ranks {lost} stood still for {life.standstill_s:g} s")
+                stood_s = min(map(life.bound_s, lost))
+                self._give_up(round_index, missing, f"ranks {lost} stood still for {stood_s:g} s")
             left_s = self._bounds.round_timeout_s - (self._clock.now() - started_s)
             if left_s <= 0:
                 self._give_up(round_index, missing, f"waited {self._bounds.round_timeout_s:g} s in all")
@@ -142,11 +147,12 @@ class ContributionWait:
 class _SignsOfLife:
     """When each peer's progress object last changed, by our clock."""
 
-    def __init__(self, log: RunLog, clock: Clock, standstill_s: float) -> None:
-        self.standstill_s = standstill_s
+    def __init__(self, log: RunLog, clock: Clock, bounds: WaitBounds, round_index: int) -> None:
+        self._standstill_s = bounds.standstill_s(round_index)
+        self._return_s = max(self._standstill_s, bounds.startup_timeout_s)
         self._log = log
         self._clock = clock
-        self._every_s = min(PROGRESS_EVERY_S, standstill_s / 10)
+        self._every_s = min(PROGRESS_EVERY_S, self._standstill_s / 10)
         self._start_s = clock.now()
         self._looked_s: float | None = None
         self._seen: dict[int, tuple[bytes | None, float]] = {}  # rank: its progress, and since when
@@ -166,4 +172,18 @@ class _SignsOfLife:
     def remaining_s(self, rank: int) -> float:
         """Seconds until the peer counts as lost."""
         since_s = self._seen[rank][1] if rank in self._seen else self._start_s
-        return since_s + self.standstill_s - self._clock.now()
+        return since_s + self.bound_s(rank) - self._clock.now()
+
+    def bound_s(self, rank: int) -> float:
+        """How long the peer may stand still; an instance may have to be found for one that returns."""
+        progress = self._seen[rank][0] if rank in self._seen else None
+        return self._return_s if progress is not None and _is_returning(progress) else self._standstill_s
+
+
+def _is_returning(progress: bytes) -> bool:
+    """Whether a rank's last word is that it is on its way back; what can't be read says nothing."""
+    try:
+        said = json.loads(progress)
+    except ValueError:
+        return False
+    return isinstance(said, dict) and said.get("state") in RETURNING

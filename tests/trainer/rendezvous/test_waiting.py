@@ -80,6 +80,36 @@ def test_a_relaunched_peer_gets_its_time_anew(store: ObjectStore) -> None:
     assert sorted(w.wait.until_complete(ROUND)[0]) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("state", ["relaunching", "stopped"])
+def test_a_peer_on_its_way_back_has_the_start_up_bound(store: ObjectStore, state: str) -> None:
+    """Its instance may take as long to find as the first one did."""
+    w = Waiting(store)
+    w.arrive(1)
+    w.time.at(90, lambda: w.log.store.put(w.log.keys.progress(2), b'{"state": "%s"}' % state.encode()))
+    with pytest.raises(PeerLost, match=r"\[2\] stood still for 1000 s"):
+        w.wait.until_complete(ROUND)
+    assert 1090 <= w.time.now_s <= 1090 + 10 + 6
+
+
+def test_a_peer_that_has_come_back_is_judged_as_before(store: ObjectStore) -> None:
+    w = Waiting(store)
+    w.arrive(1)
+    w.time.at(90, lambda: w.log.store.put(w.log.keys.progress(2), b'{"state": "relaunching"}'))
+    w.time.at(700, lambda: w.progress(2, 1))
+    with pytest.raises(PeerLost, match=r"\[2\] stood still for 100 s"):
+        w.wait.until_complete(ROUND)
+    assert 800 <= w.time.now_s <= 800 + 10 + 6
+
+
+@pytest.mark.parametrize("word", [b"", b"no JSON", b"[]", b"\xff"])
+def test_a_progress_object_that_can_t_be_read_prolongs_nothing(store: ObjectStore, word: bytes) -> None:
+    w = Waiting(store)
+    w.arrive(1)
+    w.log.store.put(w.log.keys.progress(2), word)
+    with pytest.raises(PeerLost, match=r"\[2\] stood still for 100 s"):
+        w.wait.until_complete(ROUND)
+
+
 def test_life_does_not_prolong_a_wait_past_the_outermost_bound(store: ObjectStore) -> None:
     w = Waiting(store)
     w.arrive(1)
