@@ -63,7 +63,7 @@ class FaultS3:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __enter__(self) -> "FaultS3":
-        handler = type("Handler", (_Connection,), {"s3": self})
+        handler = type("Handler", (self.connection(),), {"s3": self})
         self._server = _Server(("127.0.0.1", 0), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
         self._thread.start()
@@ -74,6 +74,10 @@ class FaultS3:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+    def connection(self) -> type["Connection"]:
+        """What serves a client; a subclass may know more faults."""
+        return Connection
 
     def take_fault(self, verb: str, key: str) -> str | None:
         with self.lock:
@@ -96,7 +100,7 @@ class _Server(socketserver.ThreadingTCPServer):
         """A client that goes away in mid-request is nobody's fault here."""
 
 
-class _Connection(socketserver.BaseRequestHandler):
+class Connection(socketserver.BaseRequestHandler):
     """One client's connection, kept alive over its requests."""
 
     s3: FaultS3

@@ -1,0 +1,66 @@
+"""Bugs planted on purpose: a harness that calls a run with one of them good is worth nothing.
+
+Each breaks a rule of docs/architecture.md inside the replica processes of one schedule.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from trainer.rendezvous.averaging import Averaging, Fetcher
+from trainer.rendezvous.documents import Contribution
+from trainer.rendezvous.manager import ObjectStoreManager
+from trainer.rendezvous.run_log import RunLog
+from trainer.rendezvous.wire import Floats
+
+
+def contribution_overwritten() -> None:
+    """Rule 2: a contribution is written over what an earlier life of the rank has written."""
+
+    def contribute(self: RunLog, ours: Contribution) -> Contribution:
+        self.store.put(self.keys.contribution(ours.round, ours.rank), ours.encode())
+        return ours
+
+    RunLog.contribute = contribute  # type: ignore[method-assign]
+
+
+def summed_as_they_come() -> None:
+    """Rule 5: a mean is summed in another order on each rank, its own values first."""
+    mean_chunks = Averaging.mean_chunks
+
+    def own_first(self: Averaging, fetcher: Fetcher, chunks: Sequence[int], held: Floats) -> Iterator[Floats]:
+        first = [member for member in self.members if member is self.own]
+        others = [member for member in self.members if member is not self.own]
+        changed = Averaging(first + others, self.geometry, self.wire, self.mean_wire, self.own)
+        return mean_chunks(changed, fetcher, chunks, held)
+
+    Averaging.mean_chunks = own_first  # type: ignore[method-assign]
+
+
+def mean_skipped() -> None:
+    """Rule 8: a process that catches up leaves the newest mean out."""
+    catch_up = ObjectStoreManager.catch_up
+
+    def all_but_the_last(
+        self: ObjectStoreManager, apply: Callable[[int, torch.Tensor], None], **given: Any
+    ) -> int:
+        head = self._round
+        while self.log.roster(head) is not None:
+            head += 1
+
+        def skipping(fragment: int, mean: torch.Tensor) -> None:
+            last = self.current_step() == head - 1
+            apply(fragment, torch.from_numpy(np.zeros_like(mean.numpy())) if last else mean)
+
+        return catch_up(self, skipping, **given)
+
+    ObjectStoreManager.catch_up = all_but_the_last  # type: ignore[method-assign]
+
+
+BUGS: Final[dict[str, Callable[[], None]]] = {
+    "a contribution is overwritten": contribution_overwritten,
+    "a mean is summed in order of arrival": summed_as_they_come,
+    "catching up skips a mean": mean_skipped,
+}
