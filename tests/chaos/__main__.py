@@ -11,7 +11,6 @@ import json
 import os
 import sys
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -10,20 +10,19 @@ import numpy as np
 import torch
 
 from trainer.rendezvous.averaging import Averaging, Fetcher
-from trainer.rendezvous.documents import Contribution
 from trainer.rendezvous.manager import ObjectStoreManager
-from trainer.rendezvous.run_log import RunLog
+from trainer.rendezvous.object_store import ObjectStore
 from trainer.rendezvous.wire import Floats
 
 
-def contribution_overwritten() -> None:
-    """Rule 2: a contribution is written over what an earlier life of the rank has written."""
+def written_over() -> None:
+    """Rule 2: what stands in the log is overwritten by whoever comes later."""
 
-    def contribute(self: RunLog, ours: Contribution) -> Contribution:
-        self.store.put(self.keys.contribution(ours.round, ours.rank), ours.encode())
-        return ours
+    def create(self: ObjectStore, key: str, data: bytes) -> bytes:
+        self.put(key, data)
+        return data
 
-    RunLog.contribute = contribute  # type: ignore[method-assign]
+    ObjectStore.create = create  # type: ignore[method-assign]
 
 
 def summed_as_they_come() -> None:
@@ -60,7 +59,7 @@ def mean_skipped() -> None:
 
 
 BUGS: Final[dict[str, Callable[[], None]]] = {
-    "a contribution is overwritten": contribution_overwritten,
+    "the log is written over": written_over,
     "a mean is summed in order of arrival": summed_as_they_come,
     "catching up skips a mean": mean_skipped,
 }

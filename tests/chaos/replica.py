@@ -19,7 +19,7 @@ import torch
 from tests.chaos import disturbances, planted
 from tests.chaos.schedule import Schedule
 from tests.chaos.server import access_key
-from tests.chaos.trainer import WIDTH as _WIDTH  # noqa: F401 - imported once, in the parent
+from tests.chaos.trainer import Net
 from trainer import layout, replica_entrypoint
 from trainer.rendezvous import geometry, sharded
 from trainer.rendezvous.wire import BLOCK
@@ -35,6 +35,7 @@ def warm() -> None:
     botocore.loaders.create_loader = lambda *_, **__: loader
     client = boto3.Session().client
     client("s3", region_name="us-east-1", aws_access_key_id="warm", aws_secret_access_key="warm")
+    torch.optim.AdamW(Net().parameters())  # the first optimizer imports a good part of torch
     threads = os.listdir("/proc/self/task")  # noqa: PTH208
     assert len(threads) == 1, f"the parent has {len(threads)} threads; a fork would lose them"
 

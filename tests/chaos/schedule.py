@@ -49,6 +49,7 @@ class Trigger:
     what: str
     times: int = 1
     pause_s: float = 0.5  # of STOP and KILL_LATE
+    until: str | None = None  # of STOP: goes on `pause_s` after this was put
 
 
 @dataclass(frozen=True)

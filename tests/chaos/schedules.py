@@ -1,74 +1,167 @@
-"""All schedules, by kind."""
+"""All schedules, by kind. Where something happens, and to whom, is drawn from the schedule's seed."""
 
 import random
-from collections.abc import Iterator
-from itertools import cycle, product
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Final
 
-from tests.chaos.schedule import (
-    AGREE,
-    KILL_AFTER,
-    KILL_BEFORE,
-    KILL_LATE,
-    STOP,
-    Schedule,
-    Setting,
-    Trigger,
-)
-from tests.support import fault_s3
+from tests.chaos import keys
+from tests.chaos.schedule import KILL_AFTER, KILL_BEFORE, KILL_LATE, STOP, Schedule, Setting, Trigger
+from tests.chaos.store_faults import store_faults
 
 # F, delay and alpha of every form of the outer loop.
-LOOPS = ((1, 0, 0.0), (1, 2, 0.0), (2, 0, 0.0), (2, 1, 0.5))
+LOOPS: Final = ((1, 0, 0.0), (1, 2, 0.0), (2, 0, 0.0), (2, 1, 0.5))
+WIRES: Final = (("bf16", "fp32"), ("int8", "fp32"), ("int4", "bf16"), ("fp32", "bf16"))
+ROUNDS: Final = 6
 
-
-def payload(round_index: int, rank: int) -> str:
-    return rf"^diloco-data/.*/round_{round_index:06d}/rank_{rank:04d}\.c"
-
-
-def contribution(round_index: int, rank: int) -> str:
-    return rf"/log/round_{round_index:06d}/rank_{rank:04d}\.json$"
-
-
-def roster(round_index: int) -> str:
-    return rf"/log/round_{round_index:06d}/roster\.json$"
-
-
-STORE_POINTS = {
-    "before payload": (payload, KILL_BEFORE),
-    "between payload and manifest": (contribution, KILL_BEFORE),
-    "after manifest": (contribution, KILL_AFTER),
-    "before roster": (lambda k, _: roster(k), KILL_BEFORE),
-    "after roster": (lambda k, _: roster(k), KILL_AFTER),
+KeyOf = Callable[[int, int], str]
+STORE_POINTS: Final[dict[str, tuple[KeyOf, str]]] = {
+    "before payload": (keys.payload, KILL_BEFORE),
+    "between payload and manifest": (keys.contribution, KILL_BEFORE),
+    "after manifest": (keys.contribution, KILL_AFTER),
+    "before roster": (keys.roster, KILL_BEFORE),
+    "after roster": (keys.roster, KILL_AFTER),
 }
-
-
-def killed_at_the_store() -> Iterator[Schedule]:
-    for (name, (key, what)), (fragments, delay, alpha) in product(STORE_POINTS.items(), LOOPS):
-        for seed in range(3):
-            chance = random.Random(f"{name} {fragments} {delay} {seed}")
-            setting = Setting(2, fragments, delay, alpha)
-            rank, round_index = chance.randrange(2), chance.randrange(6)
-            trigger = Trigger("PUT", key(round_index, rank), what)
-            yield Schedule("SIGKILL", name, setting, rank, (trigger,), seed=seed)
-
-
-def sgd_killed() -> Iterator[Schedule]:
-    """A first set: plain SGD, one fragment, no delay: catching up alone must give the same bits."""
-    for name, (key, what) in STORE_POINTS.items():
-        for seed in range(2):
-            chance = random.Random(f"{name} {seed}")
-            rank, round_index = chance.randrange(2), chance.randrange(6)
-            trigger = Trigger("PUT", key(round_index, rank), what)
-            yield Schedule("SIGKILL", name, Setting(inner="sgd"), rank, (trigger,), seed=seed)
-    for round_index in (0, 3, 5):
-        yield Schedule(
-            "SIGKILL",
-            "after the outer step",
-            Setting(inner="sgd"),
-            1,
-            local="after the outer step",
-            local_round=round_index,
-        )
+AFTER_OUTER_STEP: Final = "after the outer step"
 
 
 def all_schedules() -> list[Schedule]:
-    return [*sgd_killed()]
+    kinds = (
+        killed_at_the_store, killed_inside, killed_mid_slice, killed_on_every_wire, put_late, killed_together,
+        killed_twice, killed_at_the_ends, stopped, two_live_processes, clocks_apart, store_faults,
+    )  # fmt: skip
+    return [schedule for kind in kinds for schedule in kind()]
+
+
+def killed_at_the_store() -> Iterator[Schedule]:
+    for (point, (key, what)), loop, seed in product(STORE_POINTS.items(), LOOPS, range(4)):
+        rank, round_index = _drawn(point, loop, seed)
+        trigger = Trigger("PUT", key(round_index, rank), what)
+        yield Schedule("SIGKILL", point, Setting(2, *loop), rank, (trigger,), seed=seed)
+
+
+def killed_inside() -> Iterator[Schedule]:
+    for loop, seed in product(LOOPS, range(4)):
+        rank, round_index = _drawn(AFTER_OUTER_STEP, loop, seed)
+        yield _local("SIGKILL", AFTER_OUTER_STEP, Setting(2, *loop), rank, round_index, seed)
+
+
+def killed_mid_slice() -> Iterator[Schedule]:
+    """Three ranks, each with a slice of every mean: its owner dies, and others take it over."""
+    points: dict[str, tuple[KeyOf, str]] = {
+        "mid-slice: before its payload": (keys.slice_payload, KILL_BEFORE),
+        "mid-slice: before it is announced": (keys.slice_announced, KILL_BEFORE),
+        "mid-slice: after it is announced": (keys.slice_announced, KILL_AFTER),
+    }
+    for (point, (key, what)), loop, seed in product(points.items(), LOOPS, range(2)):
+        rank, round_index = _drawn(point, loop, seed, ranks=3)
+        trigger = Trigger("PUT", key(round_index, rank), what)
+        yield Schedule("SIGKILL", point, Setting(3, *loop), rank, (trigger,), sharded=True, seed=seed)
+
+
+def killed_on_every_wire() -> Iterator[Schedule]:
+    for (wire, mean), (point, (key, what)), seed in product(WIRES, STORE_POINTS.items(), range(1)):
+        rank, round_index = _drawn(point, wire, seed)
+        trigger = Trigger("PUT", key(round_index, rank), what)
+        setting = Setting(2, wire=wire, mean=mean)
+        yield Schedule("SIGKILL, other wire formats", point, setting, rank, (trigger,), seed=seed)
+    for wire, mean in WIRES:
+        yield _local(
+            "SIGKILL, other wire formats", AFTER_OUTER_STEP, Setting(2, 2, wire=wire, mean=mean), 1, 3, 0
+        )
+
+
+def put_late() -> Iterator[Schedule]:
+    """What a process put arrives after it has died and its rank was taken up again."""
+    points = {"payload": keys.payload, "manifest": keys.contribution, "roster": keys.roster}
+    for (point, key), loop in product(points.items(), LOOPS):
+        rank, round_index = _drawn(point, loop, 0)
+        trigger = Trigger("PUT", key(round_index, rank), KILL_LATE, pause_s=1.0)
+        yield Schedule("SIGKILL, the put lands late", point, Setting(2, *loop), rank, (trigger,))
+
+
+def killed_together() -> Iterator[Schedule]:
+    """Every rank dies in the same round, each at another point."""
+    for loop, seed in product(LOOPS, range(2)):
+        chance = random.Random(f"together {loop} {seed}")
+        round_index, points = chance.randrange(ROUNDS), ("before payload", "after manifest")
+        triggers = tuple(
+            Trigger("PUT", STORE_POINTS[point][0](round_index, rank), STORE_POINTS[point][1])
+            for rank, point in enumerate(chance.sample(points, 2))
+        )
+        yield Schedule("SIGKILL", "every rank in one round", Setting(2, *loop), 0, triggers, seed=seed)
+
+
+def killed_twice() -> Iterator[Schedule]:
+    """The second life dies as well, in the same round or the next."""
+    for loop, apart in product(LOOPS, (0, 1)):
+        rank, round_index = _drawn("twice", loop, apart, rounds=ROUNDS - 1)
+        first = Trigger("PUT", keys.payload(round_index, rank), KILL_BEFORE)
+        second = Trigger("PUT", keys.payload(round_index + apart, rank), KILL_AFTER)
+        yield Schedule("SIGKILL", "two lives of a rank", Setting(2, *loop), rank, (first, second), seed=apart)
+
+
+def killed_at_the_ends() -> Iterator[Schedule]:
+    """At the first and at the last things a replica writes."""
+    points = {
+        "claim": r"/claims/rank_0001\.0\.json$",
+        "initial weights": r"/initial/.*safetensors$",
+        "initial manifest": r"/initial/manifest\.json$",
+        "result": r"/results/rank_0001\.json$",
+    }
+    for (point, key), (when, what) in product(
+        points.items(), (("before", KILL_BEFORE), ("after", KILL_AFTER))
+    ):
+        trigger = Trigger("PUT", key, what)
+        yield Schedule("SIGKILL", f"{when} the {point}", Setting(2, 2, 1, 0.5), 1, (trigger,))
+
+
+def stopped() -> Iterator[Schedule]:
+    """SIGSTOP: within the bound nothing is lost; past it the run ends with one error."""
+    for (point, (key, _)), (fragments, delay, alpha) in product(STORE_POINTS.items(), LOOPS[::3]):
+        if point in ("after manifest", "after roster"):
+            continue
+        rank, round_index = _drawn(f"stopped {point}", fragments, 0)
+        trigger = Trigger("PUT", key(round_index, rank), STOP, pause_s=1.0)
+        yield Schedule("SIGSTOP of 1 s", point, Setting(2, fragments, delay, alpha), rank, (trigger,))
+    long = Trigger("PUT", keys.contribution(2, 1), STOP, pause_s=30.0)
+    yield Schedule("SIGSTOP of 30 s", "at its manifest", Setting(2, 2, 1, 0.5), 1, (long,))
+    for rank in (0, 1):
+        lost = Trigger("PUT", keys.payload(3, rank), STOP, pause_s=8.0)
+        yield Schedule(
+            "SIGSTOP past timeout_s", "at its payload", Setting(), rank, (lost,), timeout_s=3.0, expect="PeerLost"
+        )  # fmt: skip
+
+
+def two_live_processes() -> Iterator[Schedule]:
+    """A process that only seemed dead goes on beside the one that took up its rank."""
+    points = {"payload": keys.payload, "manifest": keys.contribution, "roster": keys.roster}
+    for (point, key), loop, (when, until) in product(
+        points.items(), LOOPS, (("at once", None), ("once it is followed", keys.claim(1, 1)))
+    ):
+        round_index = random.Random(f"{point} {loop} {when}").randrange(1, ROUNDS - 2)
+        # The roster is put by whoever comes first: here it must be rank 1, so that the other one waits.
+        triggers = [Trigger("PUT", key(round_index, 1), STOP, pause_s=0.01, until=until)]
+        if point == "roster":
+            triggers = [Trigger("GET", keys.roster(round_index + 1), STOP, pause_s=0.01)]
+            continue
+        yield Schedule(
+            "two live processes of a rank", f"the first one goes on {when}", Setting(2, *loop), 1,
+            tuple(triggers), twin=True, expect_ended=((1, "Superseded"),),
+        )  # fmt: skip
+
+
+def clocks_apart() -> Iterator[Schedule]:
+    for point, loop in product(("clock hours ahead", "clock hours behind"), LOOPS):
+        rank, _ = _drawn(point, loop, 0)
+        yield _local("clocks apart", point, Setting(2, *loop), rank, 0, 0)
+
+
+def _drawn(*what: object, ranks: int = 2, rounds: int = ROUNDS) -> tuple[int, int]:
+    """A rank and a round."""
+    chance = random.Random(" ".join(map(str, what)))
+    return chance.randrange(ranks), chance.randrange(rounds)
+
+
+def _local(kind: str, point: str, setting: Setting, rank: int, round_index: int, seed: int) -> Schedule:
+    return Schedule(kind, point, setting, rank, local=point, local_round=round_index, seed=seed)

@@ -25,6 +25,7 @@ class ChaosS3(FaultS3):
 
     triggers: tuple[Trigger, ...] = ()
     fired: list[int] = field(default_factory=list)
+    held: list[tuple[int, Trigger]] = field(default_factory=list)  # stopped processes
 
     def __post_init__(self) -> None:
         self.fired = [0] * len(self.triggers)
@@ -39,46 +40,59 @@ class ChaosS3(FaultS3):
                 matches = trigger.verb == verb and re.search(trigger.key, key) is not None
                 if matches and self.fired[index] < trigger.times:
                     self.fired[index] += 1
-                    return _PausedFault(trigger.what, trigger.pause_s)
+                    return _TriggeredFault(trigger)
         return None
 
+    def stopped(self, process: int, trigger: Trigger) -> None:
+        """Have a stopped process go on in time."""
+        if trigger.until is None:
+            threading.Timer(trigger.pause_s, _go_on, (process,)).start()
+        else:
+            self.held.append((process, trigger))
 
-class _PausedFault(str):
-    """The name of a fault, which knows how long it takes."""
+    def stored(self, key: str) -> None:
+        """Let go on whoever was to be stopped until this key was put."""
+        for process, trigger in [entry for entry in self.held if re.search(str(entry[1].until), key)]:
+            self.held.remove((process, trigger))
+            threading.Timer(trigger.pause_s, _go_on, (process,)).start()
 
-    pause_s: float
 
-    def __new__(cls, what: str, pause_s: float) -> "_PausedFault":
-        made = super().__new__(cls, what)
-        made.pause_s = pause_s
+class _TriggeredFault(str):
+    """The name of a fault, which knows its trigger."""
+
+    trigger: Trigger
+
+    def __new__(cls, trigger: Trigger) -> "_TriggeredFault":
+        made = super().__new__(cls, trigger.what)
+        made.trigger = trigger
         return made
 
 
 class _ChaosConnection(Connection):
+    s3: ChaosS3
+
     def _put(
         self, key: str, query: dict[str, str], headers: dict[str, str], body: bytearray, fault: Any
     ) -> bool:
-        if fault == KILL_BEFORE:
-            os.kill(process_of(headers), signal.SIGKILL)
-            return False
-        if fault == KILL_LATE:
-            os.kill(process_of(headers), signal.SIGKILL)
-            time.sleep(fault.pause_s)
-            with self.s3.lock:
-                if not (headers.get("if-none-match") == "*" and key in self.s3.objects):
-                    self.s3.objects[key] = body
-            return False
         if fault == KILL_AFTER:
-            with self.s3.lock:
-                if not (headers.get("if-none-match") == "*" and key in self.s3.objects):
-                    self.s3.objects[key] = body
+            self._store(key, headers, body)
+        if fault in (KILL_BEFORE, KILL_AFTER, KILL_LATE):
             os.kill(process_of(headers), signal.SIGKILL)
+            if fault == KILL_LATE:
+                time.sleep(fault.trigger.pause_s)
+                self._store(key, headers, body)
             return False
         if fault == STOP:
-            process = process_of(headers)
-            os.kill(process, signal.SIGSTOP)
-            threading.Timer(fault.pause_s, _go_on, (process,)).start()
-        return super()._put(key, query, headers, body, fault)
+            os.kill(process_of(headers), signal.SIGSTOP)
+            self.s3.stopped(process_of(headers), fault.trigger)
+        goes_on = super()._put(key, query, headers, body, fault)
+        self.s3.stored(key)
+        return goes_on
+
+    def _store(self, key: str, headers: dict[str, str], body: bytearray) -> None:
+        with self.s3.lock:
+            if not (headers.get("if-none-match") == "*" and key in self.s3.objects):
+                self.s3.objects[key] = body
 
 
 def _go_on(process: int) -> None:
