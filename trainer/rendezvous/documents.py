@@ -1,7 +1,8 @@
 """The JSON objects of the log, typed: contribution, roster, initial weights.
 
 All are written once and refer to each other by digest, so the log proves itself: a roster
-names the exact manifests whose mean is the round, each manifest names the exact bytes.
+names the exact manifests whose mean is the round, each manifest names the exact bytes. Each holds
+a checksum of itself, so that one damaged on its way is told from one that was never ours.
 """
 
 import hashlib
@@ -12,7 +13,7 @@ from typing import Any, Self
 from pydantic import TypeAdapter, ValidationError
 
 from trainer.rendezvous.errors import DamagedObject, ForeignObject
-from trainer.rendezvous.payload import Payload
+from trainer.rendezvous.payload import Payload, crc64nvme
 
 
 def digest(data: bytes) -> str:
@@ -27,13 +28,17 @@ class Document:
     run_id: str
 
     def encode(self) -> bytes:
-        return json.dumps(asdict(self), sort_keys=True).encode()
+        body = asdict(self)
+        return _canonical({**body, "crc64nvme": crc64nvme(memoryview(_canonical(body)))})
 
     @classmethod
     def decode(cls, data: bytes, address: str) -> Self:
-        """Parse and check types. Raises DamagedObject naming the document's address."""
+        """Parse, check types and checksum. Raises DamagedObject naming the document's address."""
         try:
-            return TypeAdapter(cls).validate_json(data)
+            found = TypeAdapter(cls).validate_json(data)
+            if data != found.encode():
+                raise DamagedObject(f"{address} is not what its own checksum says: it was damaged")
+            return found
         except ValidationError as error:
             first = error.errors()[0]
             field = ".".join(str(part) for part in first["loc"])
@@ -49,6 +54,10 @@ class Document:
                     f"{address}: its {name} is {getattr(self, name)!r} where {value!r} belongs; another run, "
                     "another model or another version of the trainer wrote it"
                 )
+
+
+def _canonical(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, sort_keys=True).encode()
 
 
 @dataclass(frozen=True)

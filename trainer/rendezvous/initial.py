@@ -13,6 +13,7 @@ import torch
 from trainer.rendezvous.documents import InitialWeights
 from trainer.rendezvous.errors import ForeignObject
 from trainer.rendezvous.payload import Payload
+from trainer.rendezvous.run_log import read_whole
 from trainer.rendezvous.waiting import Standing
 
 CHUNK_BYTES: Final = 16 * 2**20
@@ -30,7 +31,7 @@ def share_initial(standing: Standing, named: dict[str, torch.Tensor]) -> None:
     if data is None:
         data = log.store.create(key, _publish(standing, named).encode())
     address = log.store.address(key)
-    initial = InitialWeights.decode(data, address)
+    initial, _ = read_whole(log.store, key, data, InitialWeights.decode)
     initial.check_is(address, run_id=log.run_id)
     if (initial.rank, initial.claim) == (rank, standing.claim):
         return

@@ -85,6 +85,10 @@ class ObjectStore:
         except (BaseError, OSError) as error:
             if not isinstance(error, FileNotFoundError | PermissionDeniedError | UnauthenticatedError):
                 self._check_size(key, offset + size)
+            if "416 Range Not Satisfiable" in str(error):  # it is long enough now, so this answer was damaged
+                raise DamagedObject(
+                    f"{self.address(key)}: answered as if it ended before {offset}"
+                ) from error
             self._refuse(error, "GET", key)
         if len(data) != size:  # a range across the end is answered with what there is
             raise DamagedObject(self._short(key, offset + len(data), offset + size))

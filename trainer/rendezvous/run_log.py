@@ -6,12 +6,16 @@ processes, restarted at any moment, read the same history (rules 1 to 4).
 
 import json
 import uuid
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from trainer.layout import RunLayout
 from trainer.rendezvous.documents import Contribution, MeanSlice, Roster, digest
 from trainer.rendezvous.errors import DamagedObject, ForeignObject
 from trainer.rendezvous.object_store import ObjectStore
+from trainer.rendezvous.payload import FETCH_ATTEMPTS
+
+T = TypeVar("T")
 
 
 class RunLog:
@@ -47,12 +51,12 @@ class RunLog:
     def contribute(self, ours: Contribution) -> Contribution:
         """Write a contribution; the first of its rank stands, whoever wrote it, and is returned."""
         standing = self.store.create(self.keys.contribution(ours.round, ours.rank), ours.encode())
-        return self._checked_contribution(standing, ours.round, ours.rank)
+        return self._checked_contribution(standing, ours.round, ours.rank)[0]
 
     def contribution(self, round_index: int, rank: int) -> tuple[Contribution, str] | None:
         """A rank's contribution to a round and its digest, or None where it isn't there yet."""
         data = self.store.find(self.keys.contribution(round_index, rank))
-        return None if data is None else (self._checked_contribution(data, round_index, rank), digest(data))
+        return None if data is None else self._checked_contribution(data, round_index, rank)
 
     def roster(self, round_index: int) -> Roster | None:
         """The round's roster, or None while the round isn't committed."""
@@ -70,7 +74,7 @@ class RunLog:
         data = self.store.find(key)
         if data is None:
             return None
-        found = MeanSlice.decode(data, self.store.address(key))
+        found, _ = read_whole(self.store, key, data, MeanSlice.decode)
         found.check_is(self.store.address(key), run_id=self.run_id, round=roster.round, slice=index)
         return found
 
@@ -110,26 +114,41 @@ class RunLog:
         data = self.store.find(self.keys.abort)
         if data is None:
             return None
-        document = read_json(data, self.store.address(self.keys.abort))
+        document, _ = read_whole(self.store, self.keys.abort, data, read_json)
         return f"{document.get('by', 'somebody')}: {document.get('reason', 'no reason given')}"
 
     def publish_result(self, rank: int, result: dict[str, Any]) -> dict[str, Any]:
         """Say how a rank ended. A relaunched process that ends again finds its first word standing."""
         key = self.keys.result(rank)
         standing = self.store.create(key, json.dumps(result, sort_keys=True).encode())
-        return read_json(standing, self.store.address(key))
+        return read_whole(self.store, key, standing, read_json)[0]
 
-    def _checked_contribution(self, data: bytes, round_index: int, rank: int) -> Contribution:
-        address = self.store.address(self.keys.contribution(round_index, rank))
-        found = Contribution.decode(data, address)
-        found.check_is(address, run_id=self.run_id, round=round_index, rank=rank)
-        return found
+    def _checked_contribution(self, data: bytes, round_index: int, rank: int) -> tuple[Contribution, str]:
+        key = self.keys.contribution(round_index, rank)
+        found, data = read_whole(self.store, key, data, Contribution.decode)
+        found.check_is(self.store.address(key), run_id=self.run_id, round=round_index, rank=rank)
+        return found, digest(data)
 
     def _checked_roster(self, data: bytes, round_index: int) -> Roster:
-        address = self.store.address(self.keys.roster(round_index))
-        roster = Roster.decode(data, address)
-        roster.check_is(address, run_id=self.run_id, round=round_index)
+        key = self.keys.roster(round_index)
+        roster, _ = read_whole(self.store, key, data, Roster.decode)
+        roster.check_is(self.store.address(key), run_id=self.run_id, round=round_index)
         return roster
+
+
+def read_whole(
+    store: ObjectStore, key: str, data: bytes, decode: Callable[[bytes, str], T]
+) -> tuple[T, bytes]:
+    """`data`, the object under `key`, decoded, and its bytes; fetched again where it was damaged on its way.
+
+    Raises DamagedObject where it never comes whole, and what `decode` raises otherwise.
+    """
+    for _ in range(FETCH_ATTEMPTS - 1):
+        try:
+            return decode(data, store.address(key)), data
+        except DamagedObject:
+            data = store.get(key)
+    return decode(data, store.address(key)), data
 
 
 def read_json(data: bytes, address: str) -> dict[str, Any]:

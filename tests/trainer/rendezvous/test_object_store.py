@@ -143,6 +143,16 @@ def test_a_failing_read_is_not_taken_for_absence(faulty: Faulty) -> None:
         store.find("denied")
 
 
+def test_a_range_answered_as_past_the_end_of_a_whole_object_is_damage(faulty: Faulty) -> None:
+    """What is damaged is fetched again; a store that fails ends the process."""
+    server, store = faulty
+    store.put("k", bytes(range(100)))
+    server.faults += [Fault("GET", "k", fault_s3.TRUNCATED)]
+    with pytest.raises(DamagedObject, match="k: answered as if it ended before 90"):
+        store.read_range("k", 90, 5)
+    assert store.read_range("k", 90, 5) == bytes(range(90, 95))
+
+
 def test_a_denied_listing_is_no_failing_store(faulty: Faulty) -> None:
     """A relaunch would be denied as well."""
     server, store = faulty

@@ -5,10 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support import fault_s3
+from tests.support.fault_s3 import Fault, FaultS3
 from tests.support.gang import together
 from trainer.rendezvous.documents import Contribution, MeanSlice, Member, Roster, digest
 from trainer.rendezvous.errors import DamagedObject, ForeignObject
-from trainer.rendezvous.object_store import ObjectStore
+from trainer.rendezvous.object_store import ObjectStore, open_store
 from trainer.rendezvous.payload import Payload
 from trainer.rendezvous.run_log import RunLog
 
@@ -50,6 +52,33 @@ def test_documents_survive_the_trip(store: ObjectStore) -> None:
     entry = log.contribution(0, 0)
     assert entry is not None
     assert entry[0] == contribution()
+
+
+@pytest.mark.parametrize("what", [fault_s3.TRUNCATED, fault_s3.FLIPPED_BIT])
+def test_a_document_damaged_on_its_way_is_fetched_again(aws_env: pytest.MonkeyPatch, what: str) -> None:
+    """Of any bit: one flipped within a digest leaves JSON as good as before, that names what never was."""
+    faults = [
+        Fault("GET", name, what, times=2) for name in ("rank_0000.json", "roster.json", "mean_0002.json")
+    ]
+    with FaultS3(faults) as server:
+        aws_env.setenv("AWS_ENDPOINT_URL", server.address)
+        log = RunLog(open_store("s3://bucket"), "run")
+        ours = log.commit(roster(contribute(log, contribution())))
+        slice_ = MeanSlice("run", 0, 2, 0, 0, ours.digest, "fp32", Payload("first", 8, 8, ("00",)))
+        log.announce_slice(slice_)
+        assert log.members_of(ours) == [contribution()]
+        assert log.roster(0) == ours
+        assert log.mean_slice(ours, 2) == slice_
+        assert server.all_fired()
+
+
+def test_a_changed_letter_anywhere_in_a_document_is_damage() -> None:
+    data = roster(Member(0, 0, "ab")).encode()
+    for place in range(len(data)):
+        changed = bytearray(data)
+        changed[place] ^= 1
+        with pytest.raises(DamagedObject):
+            Roster.decode(bytes(changed), "address")
 
 
 def roster(*members: Member, base_hash: str = "base") -> Roster:
