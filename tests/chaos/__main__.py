@@ -11,8 +11,7 @@ import json
 import os
 import sys
 import tempfile
-from collections import defaultdict
-from collections.abc import Callable
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,8 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.chaos import replica
-from tests.chaos.scene import Outcome, play
-from tests.chaos.schedule import AGREE, EQUAL, Schedule
+from tests.chaos.planted import planted_schedules
+from tests.chaos.scene import DIVERGED, GOOD, HUNG, LOST, UNFIRED, Outcome, play
+from tests.chaos.schedule import AGREE, Schedule, Setting
 from tests.chaos.schedules import all_schedules
 
 Played = tuple[Schedule, Outcome]
@@ -35,9 +35,12 @@ class Pool:
     """Scenes side by side, each in a process."""
 
     jobs: int
-    folder: Path
+    root: Path
 
-    def play(self, schedules: list[Schedule], said: Callable[[Schedule, Outcome], None]) -> list[Outcome]:
+    def play(self, name: str, schedules: list[Schedule]) -> list[Outcome]:
+        """The outcomes of schedules, in their order; folders are made below `root`/`name`."""
+        self.folder = self.root / name
+        self.folder.mkdir(parents=True)
         running: dict[int, int] = {}
         outcomes: dict[int, Outcome] = {}
         waiting = list(range(len(schedules)))[::-1]
@@ -48,7 +51,6 @@ class Pool:
             process, status = os.wait()
             index = running.pop(process)
             outcomes[index] = self._outcome(index, status)
-            said(schedules[index], outcomes[index])
         return [outcomes[index] for index in range(len(schedules))]
 
     def _fork(self, schedule: Schedule, index: int) -> int:
@@ -67,53 +69,51 @@ class Pool:
     def _outcome(self, index: int, status: int) -> Outcome:
         file = self.folder / f"{index:04d}.json"
         if not file.exists():
-            return Outcome("lost", f"the scene itself failed with status {status}")
+            return Outcome(LOST, f"the scene itself failed with status {status}")
         outcome = Outcome(**json.loads(file.read_text()))
         file.unlink()
         return outcome
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.chaos")
-    parser.add_argument("--only", default="", help="play what has this text in its kind, point or setting")
-    parser.add_argument("--jobs", type=int, default=4)
-    parser.add_argument("--keep", type=Path, help="where folders of failed schedules stay")
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--only", default="", help="play what has this text in its description")
+    parser.add_argument("--jobs", type=int, default=4, help="schedules at a time")
+    parser.add_argument("--keep", type=Path, help="where the folders of failed schedules stay")
     given = parser.parse_args()
     replica.warm()
-    chosen = [s for s in all_schedules() if given.only in f"{s.kind}: {s.point}: {s.setting}"]
-    print(len(chosen), "schedules", flush=True)
+    chosen = [schedule for schedule in all_schedules() if given.only in str(schedule)]
+    bugs = [schedule for schedule in planted_schedules() if given.only in str(schedule)]
     with tempfile.TemporaryDirectory() as scratch:
-        root = given.keep or Path(scratch)
-        root.mkdir(parents=True, exist_ok=True)
-        settings = sorted({s.setting for s in chosen if s.expect == EQUAL}, key=str)
-        quiet = [Schedule("undisturbed", "-", setting, expect=AGREE) for setting in settings]
-        undisturbed = _pool(given.jobs, root / "undisturbed").play(quiet, _say)
+        pool = Pool(given.jobs, given.keep or Path(scratch))
+        quiet = [Schedule("undisturbed", "-", setting, expect=AGREE) for setting in _settings(chosen + bugs)]
+        undisturbed = pool.play("undisturbed", quiet)
         hashes = {q.setting: o.weights_hash for q, o in zip(quiet, undisturbed, strict=True)}
-        outcomes = _pool(given.jobs, root / "disturbed").play(chosen, _say)
-    for schedule, outcome in zip(chosen, outcomes, strict=True):
-        if outcome.verdict == "good" and schedule.expect == EQUAL:
-            if outcome.weights_hash != hashes[schedule.setting]:
-                outcome.verdict, outcome.why = "diverged", "not the undisturbed run's weights"
-                _say(schedule, outcome)
-    _table(list(zip(quiet + chosen, undisturbed + outcomes, strict=True)))
-    count: dict[str, int] = defaultdict(int)
-    for outcome in undisturbed + outcomes:
-        count[outcome.verdict] += 1
-    print(
-        f"chaos: {len(chosen)} schedules, {count['diverged']} diverged, {count['hung']} hung, "
-        f"{count['lost']} lost" + (f", {count['unfired']} did not fire" if count["unfired"] else "")
-    )
-    return 0 if count["good"] == len(undisturbed) + len(chosen) else 1
+        outcomes = [o.beside(hashes[s.setting]) for s, o in _both(chosen, pool.play("disturbed", chosen))]
+        planted = [o.beside(hashes[s.setting]) for s, o in _both(bugs, pool.play("planted", bugs))]
+    played = _both(quiet, undisturbed) + _both(chosen, outcomes)
+    failed = [(schedule, outcome) for schedule, outcome in played if outcome.verdict != GOOD]
+    missed = [schedule for schedule, outcome in _both(bugs, planted) if outcome.verdict in (GOOD, UNFIRED)]
+    for schedule, outcome in failed:
+        print(f"{outcome.verdict}: {schedule}: {outcome.why}")
+    _table(played)
+    for schedule, outcome in _both(bugs, planted):
+        word = "MISSED" if schedule in missed else "caught"
+        print(f"planted bug {word}: {schedule.bug} ({outcome.verdict}: {outcome.why[:120]})")
+    count = Counter(outcome.verdict for _, outcome in failed)
+    lost = f"{count[DIVERGED]} diverged, {count[HUNG]} hung, {count[LOST]} lost"
+    more = f", {count[UNFIRED]} did not fire" if count[UNFIRED] else ""
+    more += f", {len(missed)} planted bugs missed" if missed else ""
+    print(f"chaos: {len(chosen)} schedules, {lost}{more}")
+    return 1 if failed or missed else 0
 
 
-def _pool(jobs: int, folder: Path) -> Pool:
-    folder.mkdir()
-    return Pool(jobs, folder)
+def _settings(schedules: list[Schedule]) -> list[Setting]:
+    return sorted({schedule.setting for schedule in schedules}, key=str)
 
 
-def _say(schedule: Schedule, outcome: Outcome) -> None:
-    if outcome.verdict != "good":
-        print(f"{outcome.verdict}: {schedule.kind}: {schedule.point}: {schedule}: {outcome.why}", flush=True)
+def _both(schedules: list[Schedule], outcomes: list[Outcome]) -> list[Played]:
+    return list(zip(schedules, outcomes, strict=True))
 
 
 def _table(played: list[Played]) -> None:
@@ -123,7 +123,7 @@ def _table(played: list[Played]) -> None:
         rows[schedule.kind, schedule.point].append(outcome)
     for (kind, point), outcomes in rows.items():
         walls = sorted(outcome.wall_s for outcome in outcomes)
-        good = sum(outcome.verdict == "good" for outcome in outcomes)
+        good = sum(outcome.verdict == GOOD for outcome in outcomes)
         table.add_row(
             kind, point, str(len(outcomes)), str(good), f"{walls[len(walls) // 2]:.1f}", f"{walls[-1]:.1f}",
             str(sum(o.lives for o in outcomes)), str(sum(o.requests for o in outcomes)),

@@ -5,6 +5,11 @@ def payload(round_index: int, rank: int) -> str:
     return rf"^diloco-data/.*/round_{round_index:06d}/rank_{rank:04d}\.c"
 
 
+def later_payload(round_index: int, rank: int, claim: int) -> str:
+    """That of one process of the rank."""
+    return rf"^diloco-data/.*/round_{round_index:06d}/rank_{rank:04d}\.c{claim}\."
+
+
 def contribution(round_index: int, rank: int) -> str:
     return rf"/log/round_{round_index:06d}/rank_{rank:04d}\.json$"
 

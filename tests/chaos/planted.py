@@ -9,6 +9,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from tests.chaos import keys
+from tests.chaos.schedule import KILL_AFTER, STOP, Schedule, Setting, Trigger
 from trainer.rendezvous.averaging import Averaging, Fetcher
 from trainer.rendezvous.manager import ObjectStoreManager
 from trainer.rendezvous.object_store import ObjectStore
@@ -63,3 +65,17 @@ BUGS: Final[dict[str, Callable[[], None]]] = {
     "a mean is summed in order of arrival": summed_as_they_come,
     "catching up skips a mean": mean_skipped,
 }
+
+
+def planted_schedules() -> list[Schedule]:
+    """For each bug a schedule that must fail with it; without it, its like is among all the others."""
+    kill = Trigger("PUT", keys.contribution(2, 1), KILL_AFTER)
+    # Rank 2 is held until rank 1 has come back: the round is still open when it contributes again.
+    hold = Trigger("PUT", keys.payload(2, 2), STOP, pause_s=0.3, until=keys.later_payload(2, 1, 1))
+    skipped = Trigger("PUT", keys.roster(2), KILL_AFTER)
+    sgd = Setting(3, inner="sgd")
+    return [
+        Schedule("planted bug", "-", sgd, 1, (kill, hold), bug="the log is written over"),
+        Schedule("planted bug", "-", Setting(3), bug="a mean is summed in order of arrival"),
+        Schedule("planted bug", "-", sgd, 1, (skipped,), damage=None, bug="catching up skips a mean"),
+    ]

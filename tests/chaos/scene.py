@@ -11,7 +11,7 @@ import signal
 import time
 import urllib.error
 import urllib.request
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any, Final
@@ -40,9 +40,16 @@ class Life:
     ended: str | None = None  # "finished", "killed", or the failure text
 
 
+GOOD: Final = "good"
+DIVERGED: Final = "diverged"  # ranks ended with other weights than they should
+HUNG: Final = "hung"  # past its stated time
+LOST: Final = "lost"  # ended without the result, or without the one error, that it should have
+UNFIRED: Final = "unfired"  # what was to happen did not: the schedule proves nothing
+
+
 @dataclass
 class Outcome:
-    """How a schedule ended. `verdict` is good, diverged, hung, lost or unfired."""
+    """How a schedule ended."""
 
     verdict: str
     why: str = ""
@@ -50,6 +57,13 @@ class Outcome:
     weights_hash: str = ""
     lives: int = 0
     requests: int = 0
+    expect: str = AGREE
+
+    def beside(self, undisturbed_hash: str) -> "Outcome":
+        """This outcome, diverged where its weights should be the undisturbed run's and are not."""
+        if self.verdict == GOOD and self.expect == EQUAL and self.weights_hash != undisturbed_hash:
+            return replace(self, verdict=DIVERGED, why="all agree, but not on the undisturbed run's weights")
+        return self
 
 
 @dataclass
@@ -113,7 +127,7 @@ class Scene:
         found = self._pipe.recv()
         outcome = self._judge(found)
         outcome.wall_s, outcome.lives = time.monotonic() - began_s, len(self.lives)
-        outcome.requests = found["requests"]
+        outcome.requests, outcome.expect = found["requests"], self.schedule.expect
         return outcome
 
     def _launch(self, rank: int, *, twin: bool = False) -> None:
@@ -163,33 +177,38 @@ class Scene:
     def _judge(self, found: dict[str, Any]) -> Outcome:
         schedule, ends = self.schedule, self._ends()
         if self.hung:
-            return Outcome("hung", f"after {schedule.limit_s:g} s: {ends}")
+            return Outcome(HUNG, f"after {schedule.limit_s:g} s: {ends}")
         if unfired := self._unfired(found["fired"]):
-            return Outcome("unfired", f"{unfired}; {ends}")
+            return Outcome(UNFIRED, f"{unfired}; {ends}")
         for rank, error in schedule.expect_ended:
             if not any(life.rank == rank and _name(life) == error for life in self.lives):
-                return Outcome("lost", f"no process of rank {rank} ended as {error}: {ends}")
+                return Outcome(LOST, f"no process of rank {rank} ended as {error}: {ends}")
         if schedule.expect not in (EQUAL, AGREE):
             return self._judge_error(ends)
+        if "ReplicasDiverged" in (names := {_name(life) for life in self.lives}):
+            return Outcome(DIVERGED, ends)
+        # That a relaunch heals an error does not make it one that should have come about.
+        if unexpected := names - {"finished", "killed"} - {error for _, error in schedule.expect_ended}:
+            return Outcome(LOST, f"ended as {sorted(unexpected)}: {ends}")
         ranks = range(schedule.setting.ranks)
         results = [server.read(found["objects"], self._keys.result(rank)) for rank in ranks]
         last = [[life for life in self.lives if life.rank == rank] for rank in ranks]
         if None in results or not all(any(life.ended == "finished" for life in lives) for lives in last):
-            return Outcome("lost", ends)
+            return Outcome(LOST, ends)
         hashes = [result["weights_hash"] for result in results if result is not None]
-        if len(set(hashes)) > 1 or any("ReplicasDiverged" in str(life.ended) for life in self.lives):
-            return Outcome("diverged", f"ranks ended with {[h[:8] for h in hashes]}: {ends}")
+        if len(set(hashes)) > 1:
+            return Outcome(DIVERGED, f"ranks ended with {[h[:8] for h in hashes]}: {ends}")
         rounds = [result["rounds"] for result in results if result is not None]
         if rounds != [schedule.setting.rounds] * len(ranks):
-            return Outcome("lost", f"rounds {rounds}: {ends}")
-        return Outcome("good", weights_hash=hashes[0])
+            return Outcome(LOST, f"rounds {rounds}: {ends}")
+        return Outcome(GOOD, weights_hash=hashes[0])
 
     def _judge_error(self, ends: str) -> Outcome:
         """All must have ended, one with the expected error first, the others with it or for a lost peer."""
         names = {_name(life) for life in self.lives if life.ended not in ("killed", "finished")}
         if self.schedule.expect in names and names <= {self.schedule.expect, "PeerLost"}:
-            return Outcome("good")
-        return Outcome("lost", f"{self.schedule.expect} expected: {ends}")
+            return Outcome(GOOD)
+        return Outcome(LOST, f"{self.schedule.expect} expected: {ends}")
 
     def _unfired(self, fired: list[int]) -> str:
         """What should have happened and has not."""
@@ -243,5 +262,5 @@ def play(schedule: Schedule, folder: Path, out: Path) -> None:
     with Scene(schedule, folder) as scene:
         outcome = scene.play()
     out.write_text(json.dumps(asdict(outcome)))
-    if outcome.verdict == "good":
+    if outcome.verdict == GOOD:
         shutil.rmtree(folder)

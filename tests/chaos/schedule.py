@@ -1,6 +1,6 @@
 """A schedule: one small run, and what happens to it. Data, so that a failure can be played again."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 # What may be expected of a run's end, beside the name of the one error that it must end with.
@@ -73,5 +73,7 @@ class Schedule:
     bug: str | None = None  # a planted bug of planted.py: the run must fail
     seed: int = 0
 
-    def with_bug(self, bug: str) -> "Schedule":
-        return replace(self, bug=bug, kind="planted bug", point=bug)
+    def __str__(self) -> str:
+        requests = ", ".join(f"{trigger.verb} {trigger.key}" for trigger in self.triggers)
+        where = f"round {self.local_round}" if self.local else requests
+        return f"{self.kind}: {self.bug or self.point}: {self.setting} rank {self.rank} seed {self.seed} ({where})"

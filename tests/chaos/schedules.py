@@ -129,25 +129,22 @@ def stopped() -> Iterator[Schedule]:
     for rank in (0, 1):
         lost = Trigger("PUT", keys.payload(3, rank), STOP, pause_s=8.0)
         yield Schedule(
-            "SIGSTOP past timeout_s", "at its payload", Setting(), rank, (lost,), timeout_s=3.0, expect="PeerLost"
+            "SIGSTOP past timeout_s", "at its payload", Setting(), rank, (lost,),
+            timeout_s=3.0, expect="PeerLost",
         )  # fmt: skip
 
 
 def two_live_processes() -> Iterator[Schedule]:
-    """A process that only seemed dead goes on beside the one that took up its rank."""
-    points = {"payload": keys.payload, "manifest": keys.contribution, "roster": keys.roster}
-    for (point, key), loop, (when, until) in product(
-        points.items(), LOOPS, (("at once", None), ("once it is followed", keys.claim(1, 1)))
-    ):
-        round_index = random.Random(f"{point} {loop} {when}").randrange(1, ROUNDS - 2)
-        # The roster is put by whoever comes first: here it must be rank 1, so that the other one waits.
-        triggers = [Trigger("PUT", key(round_index, 1), STOP, pause_s=0.01, until=until)]
-        if point == "roster":
-            triggers = [Trigger("GET", keys.roster(round_index + 1), STOP, pause_s=0.01)]
-            continue
+    """A process that only seemed dead goes on beside the one that took up its rank, and must leave."""
+    points = {"payload": keys.payload, "manifest": keys.contribution}
+    for (point, key), loop, later in product(points.items(), LOOPS, (False, True)):
+        round_index = random.Random(f"{point} {loop} {later}").randrange(ROUNDS - 2)
+        until = keys.payload(round_index + 1, 1) if later else keys.claim(1, 1)
+        trigger = Trigger("PUT", key(round_index, 1), STOP, pause_s=0.01, until=until)
+        point = f"stopped at its {point}, back {'a round later' if later else 'at once'}"
         yield Schedule(
-            "two live processes of a rank", f"the first one goes on {when}", Setting(2, *loop), 1,
-            tuple(triggers), twin=True, expect_ended=((1, "Superseded"),),
+            "two live processes of a rank", point, Setting(2, *loop), 1, (trigger,),
+            twin=True, expect_ended=((1, "Superseded"),),
         )  # fmt: skip
 
 

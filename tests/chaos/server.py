@@ -38,6 +38,8 @@ class ChaosS3(FaultS3):
             self.requests.append((verb, key))
             for index, trigger in enumerate(self.triggers):
                 matches = trigger.verb == verb and re.search(trigger.key, key) is not None
+                if verb == "GET" and key not in self.objects:
+                    continue  # there is nothing yet whose answer could go wrong
                 if matches and self.fired[index] < trigger.times:
                     self.fired[index] += 1
                     return _TriggeredFault(trigger)

@@ -35,6 +35,8 @@ def store_faults() -> Iterator[Schedule]:
         yield _schedule(f"PUT: {what}", "payload", setting, Trigger("PUT", keys.payload(2, 1), what, times=2))
     for what, setting in product(GETS, SETTINGS):
         yield _schedule(f"GET: {what}", "payload", setting, Trigger("GET", keys.payload(2, 1), what, times=2))
+    for what, setting, key in product(GETS, SETTINGS, (keys.contribution(2, 1), keys.roster(2))):
+        yield _schedule(f"GET of the log: {what}", "log", setting, Trigger("GET", key, what))
     for name, key in {
         "PUT of a manifest": keys.contribution(2, 1),
         "PUT of a payload": keys.payload(2, 1),
