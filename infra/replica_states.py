@@ -60,6 +60,7 @@ NOT_WORTH_A_RELAUNCH: Final = (
     "BadDataSet",
     "BadSecret",
     "BadTrainer",
+    "ForeignCheckpoint",
     "ForeignObject",
     "InvalidRunParameters",
     "NonFinite",

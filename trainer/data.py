@@ -1,15 +1,15 @@
 """Text as bytes: a folder of files, split into training and held-out, then into ranks.
 
 A file is held out, whole, when the hash of its path says so (one in ten), so the split is the
-same on every rank and does not leak. Batches are a function of (seed, rank, inner step) and
+same on every rank and does not leak. Batches are a function of (seed, rank, batches taken) and
 nothing else: a replica that resumes at any step gets the batches it would have had.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import fsspec
 import numpy as np
@@ -71,19 +71,31 @@ class Batches:
         self._tokens = corpus.train[start : start + windows * seq_len].view(windows, seq_len)
         self._batch_size = batch_size
         self._seed = (seed * 1_000_003 + rank) % 2**63
+        self._taken = 0
         self._epoch = -1
         self._order = torch.empty(0, dtype=torch.long)
 
-    def batch(self, index: int) -> torch.Tensor:
-        """Batch number `index` of this rank: token ids of shape (batch_size, seq_len), int64."""
+    def next_batch(self) -> torch.Tensor:
+        """This rank's next batch: token ids of shape (batch_size, seq_len), int64."""
         per_epoch = len(self._tokens) // self._batch_size
-        epoch, position = divmod(index, per_epoch)
+        epoch, position = divmod(self._taken, per_epoch)
         if epoch != self._epoch:
             generator = torch.Generator().manual_seed(self._seed + 7919 * epoch)
             self._order = torch.randperm(len(self._tokens), generator=generator)
             self._epoch = epoch
+        self._taken += 1
         rows = self._order[position * self._batch_size : (position + 1) * self._batch_size]
         return self._tokens[rows].long() + BYTE_OFFSET
+
+    def seek(self, micro_batch_index: int) -> None:
+        """Go on as if so many batches had been taken."""
+        self._taken = micro_batch_index
+
+    def state_dict(self) -> dict[str, int]:
+        return {"micro_batches_taken": self._taken}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._taken = state["micro_batches_taken"]
 
 
 def held_out_windows(corpus: Corpus, seq_len: int) -> torch.Tensor:

@@ -22,6 +22,14 @@ class BadTrainer(Exception):
     """source_uri, trainer_module and trainer_fn name nothing that can be called, or nothing that trains."""
 
 
+class ForeignCheckpoint(Exception):
+    """A checkpoint of another run, rank or model lies in this replica's checkpoint folder."""
+
+
+class CheckpointNotWritten(Exception):
+    """A checkpoint couldn't be written, e.g. for a full disk: a failure would now cost more than a round."""
+
+
 class BadSecret(Exception):
     """The secret that the deployment names is missing, or no JSON object of texts."""
 
@@ -48,9 +56,13 @@ ENDINGS: Final[dict[type[BaseException], Ending]] = {
     errors.Superseded: Ending(16, False, "a newer process has taken up this rank"),
     errors.ForeignObject: Ending(17, False, "an object of another run or model lies in this run's place"),
     errors.AbsentObject: Ending(18, False, "the bucket or an object that the log needs is gone"),
+    ForeignCheckpoint: Ending(
+        23, False, "another run's, rank's or model's checkpoint is in this one's place"
+    ),
     errors.OddOneOut: Ending(20, True, "this replica's shared weights differ from the majority's"),
     errors.DamagedObject: Ending(21, True, "bytes in the store are not what their manifest says"),
     errors.StoreFailed: Ending(22, True, "the store did not answer properly"),
+    CheckpointNotWritten: Ending(24, True, "a checkpoint could not be written, e.g. for a full disk"),
 }
 UNEXPECTED: Final = Ending(1, True, "anything else: a bug, out of memory, a full disk")
 

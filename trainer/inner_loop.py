@@ -85,8 +85,8 @@ class InnerLoop:
         accumulate = self.spec.gradient_accumulation
         mean_loss = 0.0
         self.optimizer.zero_grad()
-        for micro in range(accumulate):
-            loss = self._loss(self.batches.batch(step * accumulate + micro)) / accumulate
+        for _ in range(accumulate):
+            loss = self._loss(self.batches.next_batch()) / accumulate
             loss.backward()
             mean_loss += loss.item()
         if not math.isfinite(mean_loss):

@@ -38,7 +38,7 @@ from trainer import failures, layout
 from trainer.parameter_kinds import BUILT_IN_CODE, BUILT_IN_DATA
 from trainer.rendezvous.allreduce import ObjectStoreAllReduce
 from trainer.rendezvous.errors import RendezvousError, ReplicasDiverged
-from trainer.rendezvous.manager import ObjectStoreManager
+from trainer.rendezvous.manager import CheckpointPlace, ObjectStoreManager
 from trainer.rendezvous.progress import ProgressReporter
 from trainer.rendezvous.run_log import RunLog
 from trainer.rendezvous.waiting import Standing, WaitBounds
@@ -86,7 +86,8 @@ def _run_replica(run: Run, rank: int, base: Path, stop: threading.Event, *, job:
     exchange = ObjectStoreAllReduce(
         standing, spec.n_replicas, bounds, wire_dtype=spec.wire_dtype, mean_dtype=spec.mean_dtype
     )
-    manager = ObjectStoreManager(exchange, reporter)
+    place = CheckpointPlace(base / layout.CHECKPOINT_FOLDER, run.parameters_sha256)
+    manager = ObjectStoreManager(exchange, reporter, place)
     model_dir = base / "model"
     model_dir.mkdir(parents=True, exist_ok=True)
     parameters = spec.trainer_parameters() | {"dataset_uri": _dataset_uri(run)}

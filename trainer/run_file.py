@@ -5,6 +5,7 @@ trainer.local. Replicas are given its URI, since a job's arguments are too short
 parameters themselves (256 characters each).
 """
 
+import hashlib
 import json
 import uuid
 from dataclasses import dataclass
@@ -27,6 +28,11 @@ class Run:
     run_id: str
     spec: RunSpec
     store: ObjectStore
+
+    @property
+    def parameters_sha256(self) -> str:
+        """A digest of the run parameters, by which a checkpoint knows its run."""
+        return hashlib.sha256(json.dumps(self.spec.model_dump(), sort_keys=True).encode()).hexdigest()
 
     @property
     def uri(self) -> str:

@@ -33,6 +33,7 @@ def diloco_train(
     """
     disable_progress_bar()  # a log is no terminal
     spec = parse({**parameters, "n_replicas": world_size})
+    torch.manual_seed(spec.seed * 1_000_003 + rank)  # what dropout draws before there is a checkpoint
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     corpus = load_corpus(spec.dataset_uri)
     batches = Batches(
@@ -59,7 +60,10 @@ def diloco_train(
         fragments=spec.fragments,
         fragment_sync_delay=spec.fragment_sync_delay,
         fragment_update_alpha=spec.fragment_update_alpha,
+        stateful={"data": batches},
     )
+    if loop.replayed:
+        batches.seek(loop.first_inner_step * spec.gradient_accumulation)
     replica = InnerLoop(spec, rank, model, optimizer, batches, held_out, loop, manager, device)
     first_loss = replica.evaluate()
     log.info(

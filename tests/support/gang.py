@@ -3,13 +3,14 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from trainer.rendezvous.allreduce import ObjectStoreAllReduce
 from trainer.rendezvous.base import Base
-from trainer.rendezvous.manager import ObjectStoreManager
+from trainer.rendezvous.manager import CheckpointPlace, ObjectStoreManager
 from trainer.rendezvous.object_store import ObjectStore
 from trainer.rendezvous.progress import ProgressReporter
 from trainer.rendezvous.run_log import RunLog
@@ -31,9 +32,13 @@ def exchange(store: ObjectStore, rank: int, world_size: int, **options: Any) -> 
     return ObjectStoreAllReduce(standing(store, rank), world_size, FAST, **options)
 
 
-def manager(store: ObjectStore, rank: int, world_size: int, **options: Any) -> ObjectStoreManager:
+def manager(
+    store: ObjectStore, rank: int, world_size: int, checkpoints: Path | None = None, **options: Any
+) -> ObjectStoreManager:
+    """The manager of a process that has just claimed `rank`; its checkpoints below `checkpoints`."""
     reduce = exchange(store, rank, world_size, **options)
-    return ObjectStoreManager(reduce, ProgressReporter(reduce.log, rank, reduce.standing.claim))
+    place = None if checkpoints is None else CheckpointPlace(checkpoints / f"rank_{rank:04d}", "0" * 64)
+    return ObjectStoreManager(reduce, ProgressReporter(reduce.log, rank, reduce.standing.claim), place)
 
 
 def together(size: int, work: Callable[[int], T]) -> list[T]:

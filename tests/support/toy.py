@@ -1,8 +1,10 @@
 """A model of a few hundred numbers and its data: learning at the speed of a unit test."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,6 +13,7 @@ from tests.support.gang import manager
 from trainer.diloco import DiLoCoLoop, make_diloco_outer_loop
 from trainer.rendezvous.manager import ObjectStoreManager
 from trainer.rendezvous.object_store import ObjectStore
+from trainer.resuming import Stateful
 
 _RANDOM_STATE = threading.Lock()  # torch's random state is the process's, ranks are threads here
 
@@ -85,12 +88,23 @@ class Replica:
 
 
 def replica(
-    store: ObjectStore, rank: int, world_size: int, settings: Settings, *, seed: int | None = None
+    store: ObjectStore,
+    rank: int,
+    world_size: int,
+    settings: Settings,
+    *,
+    seed: int | None = None,
+    checkpoints: Path | None = None,
+    stateful: Mapping[str, Stateful] | None = None,
+    **options: Any,
 ) -> Replica:
-    """A replica ready to train. Its own random weights differ, unless `seed` says otherwise."""
+    """A replica ready to train. Its own random weights differ, unless `seed` says otherwise.
+
+    `options` as ObjectStoreAllReduce's.
+    """
     model = Toy(seed=rank if seed is None else seed)
     optimizer = adamw(model)
-    made = manager(store, rank, world_size)
+    made = manager(store, rank, world_size, checkpoints, **options)
     loop = make_diloco_outer_loop(
         manager=made,
         model=model,
@@ -101,5 +115,6 @@ def replica(
         fragments=settings.fragments,
         fragment_sync_delay=settings.delay,
         fragment_update_alpha=settings.alpha,
+        stateful=stateful,
     )
     return Replica(rank, model, optimizer, made, loop)

@@ -1,5 +1,6 @@
 """Text in, batches out: disjoint by rank, complete over an epoch, the same at every resume."""
 
+import json
 import math
 from pathlib import Path
 
@@ -28,7 +29,7 @@ NUMBERED = corpus(bytes(range(240)))  # 30 windows of 8
 
 
 def first_bytes(found: Batches, count: int) -> list[int]:
-    return [int(row[0]) - BYTE_OFFSET for index in range(count) for row in found.batch(index)]
+    return [int(row[0]) - BYTE_OFFSET for _ in range(count) for row in found.next_batch()]
 
 
 def test_an_epoch_over_all_ranks_sees_every_window_once() -> None:
@@ -38,16 +39,26 @@ def test_an_epoch_over_all_ranks_sees_every_window_once() -> None:
 
 
 def test_batches_are_a_function_of_seed_rank_and_number() -> None:
-    whole = [batches(NUMBERED).batch(index) for index in range(40)]
+    found = batches(NUMBERED)
+    whole = [found.next_batch() for _ in range(40)]
     fresh = batches(NUMBERED)
     for index in (39, 3, 17, 0):  # any order, over epochs
-        assert torch.equal(fresh.batch(index), whole[index])
+        fresh.seek(index)
+        assert torch.equal(fresh.next_batch(), whole[index])
     assert first_bytes(batches(NUMBERED, seed=1), 10) != first_bytes(batches(NUMBERED), 10)
+
+
+def test_batches_go_on_where_their_state_was_taken() -> None:
+    found, other = batches(NUMBERED), batches(NUMBERED)
+    for _ in range(17):
+        found.next_batch()
+    other.load_state_dict(json.loads(json.dumps(found.state_dict())))
+    assert all(torch.equal(found.next_batch(), other.next_batch()) for _ in range(20))
 
 
 def test_epochs_are_shuffled_apart() -> None:
     found = batches(NUMBERED)
-    epochs = [[int(row[0]) for i in range(15) for row in found.batch(15 * e + i)] for e in range(2)]
+    epochs = [[int(row[0]) for _ in range(15) for row in found.next_batch()] for _ in range(2)]
     assert epochs[0] != epochs[1]
     assert sorted(epochs[0]) == sorted(epochs[1])
 
@@ -56,7 +67,7 @@ def test_tokens_are_those_of_the_tokenizer() -> None:
     text = "héllo wörld, 16b"
     data = corpus(text.encode()[:16] * 2)
     ids = build_tokenizer()(text.encode()[:8].decode(), add_special_tokens=False)["input_ids"]
-    rows = {tuple(row.tolist()) for row in batches(data).batch(0)}
+    rows = {tuple(row.tolist()) for row in batches(data).next_batch()}
     assert tuple(ids) in rows
 
 

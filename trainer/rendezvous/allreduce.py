@@ -69,6 +69,11 @@ class ObjectStoreAllReduce:
         self._contributor = Contributor(standing, self._wire)
         self._wait = ContributionWait(standing, world_size, bounds, self.clock)
 
+    @property
+    def unsent(self) -> dict[int, Floats]:
+        """By fragment, what quantising has kept back of this rank's pseudo-gradients so far."""
+        return self._contributor.unsent
+
     def start(
         self, round_index: int, fragment: int, tensor: torch.Tensor, state: Callable[[], FragmentState]
     ) -> Future[Mean]:
@@ -102,6 +107,7 @@ class ObjectStoreAllReduce:
             # Somebody, perhaps an earlier life of this rank, has brought the round to its end: never
             # contribute below the head of the log, take what was agreed (rule 8).
             event.contributed = False
+            self._contributor.recall(round_index, values, base, Geometry.of(base.numel, self.world_size))
             event.received_bytes = self.committed_mean(roster, values, base)
             event.fetched_s = self.clock.now() - began_s
             return Mean(values, event)

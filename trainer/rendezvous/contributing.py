@@ -12,7 +12,7 @@ import numpy as np
 from trainer.rendezvous.base import Base
 from trainer.rendezvous.documents import Contribution
 from trainer.rendezvous.geometry import Geometry
-from trainer.rendezvous.payload import Payload
+from trainer.rendezvous.payload import Payload, crc64nvme
 from trainer.rendezvous.waiting import Standing
 from trainer.rendezvous.wire import Floats, WireFormat
 
@@ -34,7 +34,8 @@ class Contributor:
         """Put `values`, then the contribution that points at them; return the one that stands.
 
         `values` become what the others will decode. An earlier life of this rank may have contributed
-        before it died: then its word counts, ours is never read, and nothing of ours was sent or lost.
+        before it died: then its word counts and ours is never read. Where both are the same bytes, as
+        they are after a resume from a checkpoint, what was left unsent is known; else it starts at zero.
         A later life's word means that this process is superseded, and raises so.
         """
         log, rank, claim = self._standing.log, self._standing.rank, self._standing.claim
@@ -63,11 +64,26 @@ class Contributor:
         standing = log.contribute(ours)
         if standing.claim > claim:
             self._standing.check(round_index)
-        if unsent is not None and standing == ours:
-            self.unsent[base.fragment] = unsent
-        else:
-            self.unsent.pop(base.fragment, None)
+        self._keep(base.fragment, unsent, _bytes_of(payload) == _bytes_of(standing.payload))
         return standing
+
+    def recall(self, round_index: int, values: Floats, base: Base, geometry: Geometry) -> None:
+        """What an earlier life of this rank has left unsent in a round that is committed already.
+
+        Nothing is sent. `values`, what would have been, are worthless afterwards.
+        """
+        if not self._wire.has_scales:
+            return
+        unsent = self._with_feedback(base.fragment, values)
+        crcs = tuple(crc64nvme(memoryview(data)) for data in self._encoded(values, unsent, geometry))
+        entry = self._standing.log.contribution(round_index, self._standing.rank)
+        self._keep(base.fragment, unsent, entry is not None and entry[0].payload.chunk_crc64nvme == crcs)
+
+    def _keep(self, fragment: int, unsent: Floats | None, stands: bool) -> None:
+        if unsent is not None and stands:
+            self.unsent[fragment] = unsent
+        else:
+            self.unsent.pop(fragment, None)
 
     def _with_feedback(self, fragment: int, values: Floats) -> Floats | None:
         """Add what earlier rounds have lost; room for what this one will lose, where that is kept."""
@@ -91,3 +107,8 @@ class Contributor:
                 np.subtract(chunk, said, out=unsent[geometry.chunk(index)])
             chunk[:] = said
             yield data
+
+
+def _bytes_of(payload: Payload) -> tuple[object, ...]:
+    """Equal for payloads of the same bytes, whatever their keys."""
+    return payload.size_bytes, payload.chunk_bytes, payload.chunk_crc64nvme

@@ -11,9 +11,11 @@ that it keeps beyond: `should_commit` is never False. A round either commits for
 `Work.wait` raises, the process ends, and its relaunch catches up from the log (rule 7).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from trainer.rendezvous.progress import ProgressReporter
 from trainer.rendezvous.round_event import RoundEvent
 from trainer.rendezvous.run_log import RunLog
 from trainer.rendezvous.state_hash import weights_hash
+from trainer.rendezvous.wire import Floats
 
 LoadFn = Callable[[Any], None]
 SaveFn = Callable[[], FragmentState]
@@ -59,6 +62,14 @@ class ExchangeWork(Work):
         return self._mean.result().event
 
 
+@dataclass(frozen=True)
+class CheckpointPlace:
+    """Where this process keeps checkpoints, and a digest of the run parameters that they belong to."""
+
+    folder: Path
+    parameters_sha256: str
+
+
 class ObjectStoreManager:
     """The manager that a trainer function is given. One per process; not for several threads.
 
@@ -68,7 +79,14 @@ class ObjectStoreManager:
 
     _use_async_quorum = False  # torchft reads this private name and refuses True
 
-    def __init__(self, exchange: ObjectStoreAllReduce, reporter: ProgressReporter) -> None:
+    def __init__(
+        self,
+        exchange: ObjectStoreAllReduce,
+        reporter: ProgressReporter,
+        checkpoint_place: CheckpointPlace | None = None,
+    ) -> None:
+        self.checkpoint_place = checkpoint_place
+        self._before_contributing: Callable[[], None] = lambda: None
         self._exchange = exchange
         self._reporter = reporter
         self._round = 0
@@ -113,8 +131,13 @@ class ObjectStoreManager:
             )
         fragment = self._round % len(self._save_fns)  # DiLoCo registers its fragments when it is made
         save = self._save_fns[f"StreamingDiLoCoFragment_{fragment}"]
+
+        def state() -> FragmentState:  # asked for on the exchange's thread, before anything is sent
+            self._before_contributing()
+            return save()
+
         self._sent_s = self._exchange.clock.now()
-        self._work = ExchangeWork(tensor, self._exchange.start(self._round, fragment, tensor, save))
+        self._work = ExchangeWork(tensor, self._exchange.start(self._round, fragment, tensor, state))
         return self._work
 
     def should_commit(self) -> bool:
@@ -138,6 +161,48 @@ class ObjectStoreManager:
     def log(self) -> RunLog:
         return self._exchange.log
 
+    @property
+    def rank(self) -> int:
+        return self._exchange.standing.rank
+
+    @property
+    def claim(self) -> int:
+        return self._exchange.standing.claim
+
+    def before_contributing(self, wait: Callable[[], None]) -> None:
+        """Have `wait` called in each round before this rank contributes, off the training thread."""
+        self._before_contributing = wait
+
+    @property
+    def unsent(self) -> dict[int, Floats]:
+        """By fragment, what quantising has kept back so far; read it only while no exchange is in flight."""
+        return self._exchange.unsent
+
+    def fragment_states(self) -> dict[str, FragmentState]:
+        """The shared state of every fragment, by the key under which torchft registered it."""
+        return {key: save() for key, save in self._save_fns.items()}
+
+    def restore(
+        self, round_index: int, states: Mapping[str, FragmentState], unsent: dict[int, Floats]
+    ) -> None:
+        """Go on as a process did that was about to begin `round_index`; call it once DiLoCo is made.
+
+        Takes the names for granted: torchft passes over those it doesn't know.
+        """
+        for key, load in self._load_fns.items():
+            load(states[key])
+        self._exchange.unsent.clear()
+        self._exchange.unsent.update(unsent)
+        self._round = round_index
+        self._reporter.update(round=round_index)
+
+    def rounds_behind(self, most: int) -> int:
+        """Committed rounds that this process hasn't applied, counted up to `most`."""
+        behind = 0
+        while behind < most and self.log.roster(self._round + behind) is not None:
+            behind += 1
+        return behind
+
     def share_initial(self, named: dict[str, torch.Tensor]) -> None:
         """Make `named` the run's initial weights, or load those that somebody shared before, in place."""
         share_initial(self._exchange.standing, named)
@@ -156,6 +221,7 @@ class ObjectStoreManager:
             mean = np.empty(base.numel, np.float32)
             self._exchange.committed_mean(roster, mean, base)
             apply(fragment, torch.from_numpy(mean))
+            self.unsent.pop(fragment, None)  # whatever was kept back then, a later life has sent or lost it
             self._round += 1
             self._reporter.update(round=self._round, state="catching up")
         return self._round
