@@ -114,8 +114,8 @@ class Checkpoints:
             self._thread.join(timeout_s)
         if self._failure is not None:
             raise CheckpointNotWritten(
-                f"rank {self._owner.rank}: no checkpoint in {self._folder}: {self._failure}. Is the disk "
-                f"full? It holds {KEPT + 1} checkpoints, each some five times the model in float32: volume_gb."
+                f"rank {self._owner.rank}: no checkpoint in {self._folder}: {self._failure}. Is the "
+                f"disk full? It holds {KEPT + 1} checkpoints, each 5 times the model in float32: volume_gb."
             ) from self._failure
 
     def _found(self) -> dict[tuple[int, int], Path]:
@@ -132,8 +132,8 @@ class Checkpoints:
             if index.get(name) != ours:
                 raise ForeignCheckpoint(
                     f"rank {self._owner.rank}: {folder} is another's: its {name} is "
-                    f"{index.get(name)!r} where {ours!r} belongs. Give each rank of each run a checkpoint folder of "
-                    "its own."
+                    f"{index.get(name)!r} where {ours!r} belongs. Give each rank of each run a folder "
+                    "of its own."
                 )
         for name in (STATE, TENSORS):
             expected = index["files"].get(name)

@@ -1,5 +1,7 @@
 """Trainer functions of somebody else's, as run parameters may name them."""
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -89,6 +91,16 @@ def held(*, manager: ObjectStoreManager, rank: int, **run: Any) -> Any:
             time.sleep(0.05)
 
     return toy(manager=manager, rank=rank, before=hold, **run)
+
+
+def stopped_once(*, manager: ObjectStoreManager, **run: Any) -> Any:
+    """As `toy`, but the run's first process is sent SIGTERM in the middle of its second round."""
+
+    def stop(step: int) -> None:
+        if step == run["sync_every"] + 1 and manager.claim == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return toy(manager=manager, before=stop, **run)
 
 
 def broken_rank_1(*, manager: ObjectStoreManager, rank: int, **_: Any) -> None:

@@ -1,6 +1,7 @@
 """Who am I, what is my run, how did it end: the process that a training job runs."""
 
 import json
+import logging
 import os
 import signal
 import threading
@@ -203,6 +204,34 @@ def test_sigterm_ends_a_waiting_replica_with_exit_code_0_and_no_result(folder: P
     assert job.failure() == "Stopped: rank 0: asked to stop, and did\n"
     assert json.loads(job.store.get(KEYS.progress(0)))["state"] == "stopped"
     assert job.store.find(KEYS.result(0)) is None
+
+
+def test_sigterm_ends_after_the_inner_step_and_the_next_process_resumes_with_the_same_bits(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    common = {"seed": 1, "total_steps": 12, "sync_every": 4}
+    whole = Job(folder.parent / "whole" / "store", **common)
+    assert whole.start() == 0
+
+    job = Job(folder, trainer_fn="stopped_once", **common)
+    assert job.start() == 0
+    assert job.failure() == "Stopped: rank 0: asked to stop, and did\n"
+    progress = json.loads(job.store.get(KEYS.progress(0)))
+    assert (progress["state"], progress["inner_step"], progress["round"]) == ("stopped", 6, 1)
+    assert [path.name for path in (job.base(0) / "checkpoints").iterdir()] == ["round_000001.c0"]
+    with caplog.at_level(logging.INFO):
+        assert job.start() == 0
+    assert "event=resumed run=r rank=0 round=1 checkpoint=round_000001.c0 replayed=False" in caplog.text
+    assert job.result()["weights_hash"] == whole.result()["weights_hash"]
+
+
+def test_a_checkpoint_of_another_run_ends_the_replica(folder: Path) -> None:
+    other = Job(folder.parent / "elsewhere", total_steps=6)
+    assert other.start() == 0
+    job = Job(folder)  # other parameters, the same base folder
+    assert job.start() == 23
+    assert "ForeignCheckpoint: rank 0: " in job.failure()
+    assert "its parameters_sha256 is" in job.failure()
 
 
 def test_two_replicas_end_with_equal_hashes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

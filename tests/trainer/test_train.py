@@ -2,6 +2,8 @@
 
 import json
 import math
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +18,33 @@ from trainer.inner_loop import InnerLoop
 from trainer.inner_optimizer import learning_rate
 from trainer.layout import METRICS
 from trainer.model import build_model
-from trainer.rendezvous.errors import NonFinite
-from trainer.rendezvous.object_store import ObjectStore
+from trainer.rendezvous.errors import NonFinite, Stopped
+from trainer.rendezvous.manager import ObjectStoreManager
+from trainer.rendezvous.object_store import ObjectStore, open_store
 from trainer.rendezvous.state_hash import weights_hash
 from trainer.run_spec import InvalidRunParameters, parse
 
 
 def run(
-    store: ObjectStore, folder: Path, rank: int = 0, world_size: int = 1, **parameters: Any
+    store: ObjectStore, folder: Path, rank: int = 0, world_size: int = 1, stop_at: int = -1, **parameters: Any
 ) -> tuple[dict[str, Any], str]:
-    made = manager(store, rank, world_size)
+    made = manager(store, rank, world_size, folder / "checkpoints")
+    made.check_stop = stop_before(stop_at, made)  # type: ignore[method-assign]
     result = train.diloco_train(
         manager=made, rank=rank, world_size=world_size, model_dir=folder / str(rank), **parameters
     )
     made._reporter.close("finished")
     return result, made.weights_hash()
+
+
+def stop_before(step: int, made: ObjectStoreManager) -> Callable[[], None]:
+    """A `check_stop` that ends the process before an inner step."""
+
+    def check_stop() -> None:
+        if made._inner_step == step:
+            raise Stopped
+
+    return check_stop
 
 
 def test_the_saved_model_is_the_shared_one_on_every_rank_and_loads(
@@ -128,11 +142,51 @@ def test_each_round_is_reported_by_the_names_of_the_layout(store: ObjectStore, t
 
 
 def test_a_resumed_trainer_goes_on_where_the_log_ends(store: ObjectStore, tmp_path: Path) -> None:
-    """The same two rounds in two processes: step numbers, learning rate and data go on, none is repeated."""
+    """Two rounds in each of two processes, no checkpoint between: step numbers, rate and data go on."""
     run(store, tmp_path, total_steps=4)
+    shutil.rmtree(tmp_path / "checkpoints")
     lines = len(store.get("diloco-out/run/metrics/rank_0000.jsonl").splitlines())
     result, _ = run(store, tmp_path, total_steps=8)
     after = [json.loads(line) for line in store.get("diloco-out/run/metrics/rank_0000.jsonl").splitlines()]
     assert lines == 2
     assert [line["inner_step"] for line in after] == [2, 4, 6, 8]  # its earlier life's lines are kept
     assert result["last_loss"] < result["first_loss"]
+
+
+RESUMED = {"total_steps": 8, "sync_every": 4, "fragments": 2, "gradient_accumulation": 2, "warmup_steps": 3,
+           "lr": 0.01}  # fmt: skip
+
+
+def test_a_trainer_stopped_at_any_inner_step_ends_with_the_bits_of_one_that_never_was(tmp_path: Path) -> None:
+    """Data, learning rate and both optimizers are where they were."""
+    expected = run(open_store("memory://"), tmp_path / "whole", **RESUMED)
+    for step in (1, 2, 3, 5, 6):
+        store, folder = open_store("memory://"), tmp_path / str(step)
+        with pytest.raises(Stopped):
+            run(store, folder, stop_at=step, **RESUMED)
+        result, weights = run(store, folder, **RESUMED)
+        assert (result["last_loss"], weights) == (expected[0]["last_loss"], expected[1]), f"at step {step}"
+
+
+def test_a_trainer_that_replays_takes_the_data_and_the_rate_of_its_peers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoints are lost, the log is two rounds on: it takes up batches and rates there."""
+    seen: list[tuple[int, float]] = []
+    original = InnerLoop._inner_step
+
+    def noted(self: InnerLoop, step: int) -> tuple[float, float]:
+        before = self.batches.state_dict()["micro_batches_taken"]
+        result = original(self, step)
+        seen.append((before, self.optimizer.param_groups[0]["lr"]))
+        return result
+
+    monkeypatch.setattr(InnerLoop, "_inner_step", noted)
+    run(open_store("memory://"), tmp_path / "whole", **RESUMED)
+    whole, store = list(seen), open_store("memory://")
+    with pytest.raises(Stopped):
+        run(store, tmp_path, stop_at=5, **RESUMED)
+    shutil.rmtree(tmp_path / "checkpoints")
+    seen.clear()
+    run(store, tmp_path, **RESUMED)
+    assert seen == whole[4:]
