@@ -89,6 +89,9 @@ def main() -> int:
         quiet = [Schedule("undisturbed", "-", setting, expect=AGREE) for setting in _settings(chosen + bugs)]
         undisturbed = pool.play("undisturbed", quiet)
         hashes = {q.setting: o.weights_hash for q, o in zip(quiet, undisturbed, strict=True)}
+        if len(set(hashes.values())) < len(hashes):
+            print("runs of different settings ended with the same weights: nothing can be told by them")
+            return 1
         outcomes = [o.beside(hashes[s.setting]) for s, o in _both(chosen, pool.play("disturbed", chosen))]
         planted = [o.beside(hashes[s.setting]) for s, o in _both(bugs, pool.play("planted", bugs))]
     played = _both(quiet, undisturbed) + _both(chosen, outcomes)

@@ -5,7 +5,9 @@ work, so that one that never came about is noticed.
 """
 
 import datetime
+import errno
 import os
+import re
 import signal
 import sys
 import time
@@ -31,6 +33,44 @@ def after_outer_step(schedule: Schedule, base: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     OuterNesterov.step = last  # type: ignore[method-assign]
+
+
+def killed_at_file(event: str, path: str, occurrence: int = 1) -> Callable[[Schedule, Path], None]:
+    """SIGKILL just before an audit event of Python on a file, while a checkpoint is written.
+
+    `path` is a regular expression in which ROUND stands for the schedule's round.
+    """
+
+    def install(schedule: Schedule, base: Path) -> None:
+        pattern, seen = path.replace("ROUND", f"round_{schedule.local_round:06d}"), [0]
+
+        def hook(happening: str, arguments: tuple[object, ...]) -> None:
+            if happening == event and re.search(pattern, str(arguments[0])):
+                seen[0] += 1
+                if seen[0] == occurrence:
+                    _fired(base)
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(hook)
+
+    return install
+
+
+def disk_full(schedule: Schedule, base: Path) -> None:
+    """No space is left for a checkpoint of this round or a later one."""
+    first = schedule.local_round
+
+    def hook(happening: str, arguments: tuple[object, ...]) -> None:
+        if happening not in ("open", "os.mkdir"):
+            return
+        found = re.search(r"/checkpoints/.*round_(\d+)", str(arguments[0]))
+        if found and int(found[1]) >= first:
+            writes = happening == "os.mkdir" or (isinstance(arguments[2], int) and arguments[2] & os.O_CREAT)
+            if writes:
+                _fired(base)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(arguments[0]))
+
+    sys.addaudithook(hook)
 
 
 def skewed_clock(hours: float) -> Callable[[Schedule, Path], None]:
@@ -64,6 +104,11 @@ def _fired(base: Path) -> None:
 
 LOCAL: Final[dict[str, Callable[[Schedule, Path], None]]] = {
     "after the outer step": after_outer_step,
+    "mid-checkpoint: between its files": killed_at_file("open", r"unfinished.*ROUND.*/state\.json$"),
+    "mid-checkpoint: before its index": killed_at_file("open", r"unfinished.*ROUND.*/index\.json$"),
+    "mid-checkpoint: before its name": killed_at_file("os.rename", r"unfinished.*ROUND"),
+    "mid-checkpoint: while the oldest one goes": killed_at_file("os.remove", r"(json|safetensors)$", 2),
+    "disk full": disk_full,
     "clock hours ahead": skewed_clock(7),
     "clock hours behind": skewed_clock(-7),
 }

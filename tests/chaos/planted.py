@@ -11,6 +11,7 @@ import torch
 
 from tests.chaos import keys
 from tests.chaos.schedule import KILL_AFTER, STOP, Schedule, Setting, Trigger
+from trainer import checkpoint
 from trainer.rendezvous.averaging import Averaging, Fetcher
 from trainer.rendezvous.manager import ObjectStoreManager
 from trainer.rendezvous.object_store import ObjectStore
@@ -60,10 +61,16 @@ def mean_skipped() -> None:
     ObjectStoreManager.catch_up = all_but_the_last  # type: ignore[method-assign]
 
 
+def unchecked_checkpoint() -> None:
+    """A checkpoint counts as whole whatever its bytes are."""
+    checkpoint._described = lambda path: {"bytes": 0, "crc64nvme": ""} if path.exists() else None
+
+
 BUGS: Final[dict[str, Callable[[], None]]] = {
     "the log is written over": written_over,
     "a mean is summed in order of arrival": summed_as_they_come,
     "catching up skips a mean": mean_skipped,
+    "a checkpoint's checksums are not checked": unchecked_checkpoint,
 }
 
 
@@ -72,10 +79,26 @@ def planted_schedules() -> list[Schedule]:
     kill = Trigger("PUT", keys.contribution(2, 1), KILL_AFTER)
     # Rank 2 is held until rank 1 has come back: the round is still open when it contributes again.
     hold = Trigger("PUT", keys.payload(2, 2), STOP, pause_s=0.3, until=keys.later_payload(2, 1, 1))
-    skipped = Trigger("PUT", keys.roster(2), KILL_AFTER)
     sgd = Setting(3, inner="sgd")
     return [
         Schedule("planted bug", "-", sgd, 1, (kill, hold), bug="the log is written over"),
         Schedule("planted bug", "-", Setting(3), bug="a mean is summed in order of arrival"),
-        Schedule("planted bug", "-", sgd, 1, (skipped,), damage=None, bug="catching up skips a mean"),
+        Schedule(
+            "planted bug",
+            "-",
+            Setting(2, inner="sgd"),
+            1,
+            (kill,),
+            damage="all gone",
+            bug="catching up skips a mean",
+        ),
+        Schedule(
+            "planted bug",
+            "-",
+            Setting(2),
+            1,
+            (kill,),
+            damage="bits flipped in its tensors",
+            bug="a checkpoint's checksums are not checked",
+        ),
     ]

@@ -68,7 +68,7 @@ def run(schedule: Schedule, rank: int, life: int, address: str, run_key: str, ba
             sharded.TAKE_OVER_S = TAKE_OVER_S
         if schedule.bug is not None:
             planted.BUGS[schedule.bug]()
-        if schedule.local is not None and rank == schedule.rank and life == 0:
+        if schedule.local is not None and rank == schedule.rank and life < schedule.local_lives:
             disturbances.LOCAL[schedule.local](schedule, base)
         code = replica_entrypoint.main(["--run", f"s3://bucket/{run_key}", "--rank", str(rank)])
     except BaseException:  # noqa: BLE001 - the log is all there is

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.chaos import replica, server
-from tests.chaos.damage import CHECKPOINTS, DAMAGE
+from tests.chaos.damage import DAMAGE, DAMAGE_ALL
 from tests.chaos.disturbances import FIRED
 from tests.chaos.schedule import AGREE, EQUAL, Schedule
 from trainer import failures
-from trainer.layout import RunLayout
+from trainer.layout import CHECKPOINT_FOLDER, RunLayout
 from trainer.run_spec import parse
 
 MAX_RELAUNCHES: Final = 3
@@ -136,11 +136,12 @@ class Scene:
         base = self.folder / f"rank_{rank}_life_{len(earlier)}"
         base.mkdir()
         if earlier:
-            saved = Path(earlier[-1].base) / CHECKPOINTS
+            saved = Path(earlier[-1].base) / CHECKPOINT_FOLDER
             if saved.exists():
-                shutil.copytree(saved, base / CHECKPOINTS, ignore=_vanishing)
+                shutil.copytree(saved, base / CHECKPOINT_FOLDER, ignore=_vanishing)
             if self.schedule.damage and rank == self.schedule.rank and len(earlier) == 1:
-                self.damaged = DAMAGE[self.schedule.damage](base / CHECKPOINTS)
+                (DAMAGE | DAMAGE_ALL)[self.schedule.damage](base / CHECKPOINT_FOLDER)
+                self.damaged = True
         process = replica.fork()
         if process == 0:
             replica.run(self.schedule, rank, len(earlier), self._address, self._keys.run_file, base)

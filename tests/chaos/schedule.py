@@ -63,6 +63,7 @@ class Schedule:
     triggers: tuple[Trigger, ...] = ()
     local: str | None = None  # a disturbance of disturbances.py, inside the process of `rank`
     local_round: int = 0
+    local_lives: int = 1  # in how many lives of the rank it is installed
     damage: str | None = None  # what becomes of the checkpoint folder between two lives: damage.py
     twin: bool = False  # once the process is stopped, a second one takes up its rank, and both go on
     sharded: bool = False
@@ -75,5 +76,7 @@ class Schedule:
 
     def __str__(self) -> str:
         requests = ", ".join(f"{trigger.verb} {trigger.key}" for trigger in self.triggers)
+        requests = ", ".join(f"{trigger.verb} {trigger.key}" for trigger in self.triggers)
         where = f"round {self.local_round}" if self.local else requests
-        return f"{self.kind}: {self.bug or self.point}: {self.setting} rank {self.rank} seed {self.seed} ({where})"
+        what = f"{self.kind}: {self.bug or self.point}: {self.setting}"
+        return f"{what} rank {self.rank} seed {self.seed} ({where})"

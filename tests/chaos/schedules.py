@@ -2,11 +2,23 @@
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Final
 
 from tests.chaos import keys
-from tests.chaos.schedule import KILL_AFTER, KILL_BEFORE, KILL_LATE, STOP, Schedule, Setting, Trigger
+from tests.chaos.damage import DAMAGE, DAMAGE_ALL
+from tests.chaos.schedule import (
+    AGREE,
+    EQUAL,
+    KILL_AFTER,
+    KILL_BEFORE,
+    KILL_LATE,
+    STOP,
+    Schedule,
+    Setting,
+    Trigger,
+)
 from tests.chaos.store_faults import store_faults
 
 # F, delay and alpha of every form of the outer loop.
@@ -28,7 +40,8 @@ AFTER_OUTER_STEP: Final = "after the outer step"
 def all_schedules() -> list[Schedule]:
     kinds = (
         killed_at_the_store, killed_inside, killed_mid_slice, killed_on_every_wire, put_late, killed_together,
-        killed_twice, killed_at_the_ends, stopped, two_live_processes, clocks_apart, store_faults,
+        killed_twice, killed_at_the_ends, killed_mid_checkpoint,
+        torn_checkpoints, disk_full, stopped, two_live_processes, clocks_apart, store_faults,
     )  # fmt: skip
     return [schedule for kind in kinds for schedule in kind()]
 
@@ -114,6 +127,38 @@ def killed_at_the_ends() -> Iterator[Schedule]:
     ):
         trigger = Trigger("PUT", key, what)
         yield Schedule("SIGKILL", f"{when} the {point}", Setting(2, 2, 1, 0.5), 1, (trigger,))
+
+
+def killed_mid_checkpoint() -> Iterator[Schedule]:
+    points = ("between its files", "before its index", "before its name", "while the oldest one goes")
+    for point, loop in product(points, LOOPS):
+        rank, round_index = _drawn(point, loop)
+        round_index = max(round_index, 3)  # from here on there is an oldest one
+        yield _local("SIGKILL", f"mid-checkpoint: {point}", Setting(2, *loop), rank, round_index, 0)
+
+
+def torn_checkpoints() -> Iterator[Schedule]:
+    """What reached S3 is not whole: the one before is a round older, and its inner steps are taken again."""
+    for damage, loop in product(DAMAGE, LOOPS):
+        rank, round_index = _drawn(damage, loop)
+        kill = Trigger("PUT", keys.payload(max(round_index, 2), rank), KILL_BEFORE)
+        yield Schedule("torn checkpoint", damage, Setting(2, *loop), rank, (kill,), damage=damage)
+    for damage, inner in product(DAMAGE_ALL, ("sgd", "adamw")):
+        # The log alone brings the shared weights back. The inner optimizer's state is lost for good.
+        kill = Trigger("PUT", keys.contribution(4, 1), KILL_AFTER)
+        expect = EQUAL if inner == "sgd" else AGREE
+        yield Schedule(
+            "torn checkpoint", damage, Setting(2, inner=inner), 1, (kill,), damage=damage, expect=expect
+        )
+
+
+def disk_full() -> Iterator[Schedule]:
+    """One clear error; a relaunch with room goes on from what is there, one without gives the run up."""
+    ended = ((1, "CheckpointNotWritten"),)
+    for loop in LOOPS:
+        once = _local("disk full", "disk full", Setting(2, *loop), 1, 3, 0)
+        yield replace(once, point="in the first life", expect_ended=ended)
+        yield replace(once, point="in every life", local_lives=9, expect="CheckpointNotWritten")
 
 
 def stopped() -> Iterator[Schedule]:

@@ -32,18 +32,39 @@ class Net(nn.Module):
         return result
 
 
+class Data:
+    """The position in this rank's data: kept with the checkpoint, as a real loader's is."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.position = 0
+
+    def next(self) -> torch.Tensor:
+        """Inputs of shape (5, 6)."""
+        generator = torch.Generator().manual_seed(1000 * self.rank + self.position)
+        self.position += 1
+        return torch.randn(5, 6, generator=generator)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.position = state_dict["position"]
+
+
 def adamw(**given: Any) -> dict[str, Any]:
-    """Inner AdamW: a process that loses the optimizer's state ends with other weights."""
-    return _train(lambda parameters: torch.optim.AdamW(parameters, lr=0.01), **given)
+    """AdamW and noise: a process that loses moments or random state ends with other weights."""
+    return _train(lambda parameters: torch.optim.AdamW(parameters, lr=0.01), noise=0.01, **given)
 
 
 def sgd(**given: Any) -> dict[str, Any]:
-    """Inner SGD without momentum: nothing but the weights to lose."""
-    return _train(lambda parameters: torch.optim.SGD(parameters, lr=0.05), **given)
+    """SGD without momentum: where all weights are synchronised at once there is nothing else to lose."""
+    return _train(lambda parameters: torch.optim.SGD(parameters, lr=0.05), noise=0.0, **given)
 
 
 def _train(
     make_optimizer: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer],
+    noise: float,
     *,
     manager: ObjectStoreManager,
     rank: int,
@@ -54,7 +75,9 @@ def _train(
     torch.manual_seed(run["seed"])
     model = Net()
     optimizer = make_optimizer(model.parameters())
-    with make_diloco_outer_loop(
+    torch.manual_seed(run["seed"] + 1 + rank)
+    data = Data(rank)
+    loop = make_diloco_outer_loop(
         manager=manager,
         model=model,
         inner_optimizer=optimizer,
@@ -64,17 +87,16 @@ def _train(
         fragments=run["fragments"],
         fragment_sync_delay=run["fragment_sync_delay"],
         fragment_update_alpha=run["fragment_update_alpha"],
-    ) as loop:
-        for step in range(loop.rounds * (run["sync_every"] // run["fragments"]), run["total_steps"]):
+        stateful={"data": data},
+    )
+    if loop.replayed:
+        data.position = loop.first_inner_step
+    with loop:
+        for _ in range(loop.first_inner_step, run["total_steps"]):
             manager.check_stop()
             optimizer.zero_grad()
-            _loss(model, rank, step).backward()
+            x = data.next()
+            noisy = model(x) + noise * torch.randn(5, 3)
+            ((noisy - x[:, :3].sin()) ** 2).mean().backward()
             optimizer.step()
     return {"rounds": loop.rounds}
-
-
-def _loss(model: nn.Module, rank: int, step: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1000 * rank + step)
-    x = torch.randn(5, 6, generator=generator)
-    loss: torch.Tensor = ((model(x) - x[:, :3].sin()) ** 2).mean()
-    return loss
