@@ -21,9 +21,10 @@ os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THR
 from rich.console import Console
 from rich.table import Table
 
-from tests.chaos import replica
+from tests.chaos import forking
+from tests.chaos.judging import DIVERGED, GOOD, HUNG, LOST, UNFIRED, Outcome
 from tests.chaos.planted import planted_schedules
-from tests.chaos.scene import DIVERGED, GOOD, HUNG, LOST, UNFIRED, Outcome, play
+from tests.chaos.scene import play
 from tests.chaos.schedule import AGREE, Schedule, Setting
 from tests.chaos.schedules import all_schedules
 
@@ -54,7 +55,7 @@ class Pool:
         return [outcomes[index] for index in range(len(schedules))]
 
     def _fork(self, schedule: Schedule, index: int) -> int:
-        process = replica.fork()
+        process = forking.fork()
         if process:
             return process
         try:
@@ -81,7 +82,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=4, help="schedules at a time")
     parser.add_argument("--keep", type=Path, help="where the folders of failed schedules stay")
     given = parser.parse_args()
-    replica.warm()
+    forking.warm()
     chosen = [schedule for schedule in all_schedules() if given.only in str(schedule)]
     bugs = [schedule for schedule in planted_schedules() if given.only in str(schedule)]
     with tempfile.TemporaryDirectory() as scratch:

@@ -6,17 +6,23 @@ steps without a hook in the code under test.
 """
 
 import json
+import multiprocessing
 import os
 import re
 import signal
 import threading
 import time
+import urllib.error
+import urllib.request
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection as Pipe
-from typing import Any
+from typing import Any, NoReturn
 
+from tests.chaos import forking
 from tests.chaos.schedule import KILL_AFTER, KILL_BEFORE, KILL_LATE, STOP, Trigger
 from tests.support.fault_s3 import Connection, FaultS3
+from trainer.layout import RunLayout
+from trainer.run_spec import parse
 
 
 @dataclass
@@ -117,16 +123,66 @@ def access_key() -> str:
     return f"PID{os.getpid()}"
 
 
-def serve(triggers: tuple[Trigger, ...], objects: dict[str, bytes], pipe: Pipe) -> None:
-    """Serve until told otherwise; then say what is in the store and which triggers have fired."""
-    with ChaosS3(objects=dict(objects), triggers=triggers) as s3:
-        pipe.send(s3.address)
-        pipe.recv()
-        kept = {key: bytes(data) for key, data in s3.objects.items() if key.endswith(".json")}
-        with s3.lock:
-            pipe.send({"objects": kept, "fired": s3.fired, "requests": len(s3.requests)})
+@dataclass
+class Found:
+    """What a server had when it was asked: the JSON objects by key, and how often each trigger has fired."""
+
+    objects: dict[str, bytes]
+    fired: list[int]
+    requests: int
+
+    def read(self, key: str) -> dict[str, Any] | None:
+        data = self.objects.get(key)
+        return None if data is None else json.loads(data)
 
 
-def read(objects: dict[str, bytes], key: str) -> dict[str, Any] | None:
-    data = objects.get(key)
-    return None if data is None else json.loads(data)
+@dataclass
+class RunServer:
+    """A server in a process of its own, with the run.json of one run. Use as a context."""
+
+    parameters: dict[str, Any]
+    triggers: tuple[Trigger, ...] = ()
+    keys: RunLayout = field(default_factory=lambda: RunLayout("chaos"))
+
+    def __enter__(self) -> "RunServer":
+        parameters = parse(self.parameters).model_dump()
+        document = {"run_id": self.keys.run_id, "launch": "chaos", "parameters": parameters}
+        self._pipe, theirs = multiprocessing.Pipe()
+        self._process = forking.fork()
+        if self._process == 0:
+            _serve({self.keys.run_file: json.dumps(document).encode()}, self.triggers, theirs)
+        self.address = self._pipe.recv()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.kill(self._process, signal.SIGKILL)
+        os.waitpid(self._process, 0)
+
+    def look(self) -> Found:
+        self._pipe.send("look")
+        found: Found = self._pipe.recv()
+        return found
+
+    def abort(self, reason: str | None) -> None:
+        """As the state machine gives a run up: its abort marker, so that the others leave."""
+        body = json.dumps({"run_id": self.keys.run_id, "by": "the harness", "reason": reason}).encode()
+        url = f"{self.address}/bucket/{self.keys.abort}"
+        request = urllib.request.Request(url, body, {"If-None-Match": "*"}, method="PUT")  # noqa: S310
+        try:
+            urllib.request.urlopen(request, timeout=10).close()  # noqa: S310 - our own server
+        except urllib.error.HTTPError as error:
+            if error.code != 412:  # somebody else gave the run up first
+                raise
+
+
+def _serve(objects: dict[str, bytes], triggers: tuple[Trigger, ...], pipe: Pipe) -> NoReturn:
+    """Serve until killed; say what is there when asked."""
+    try:
+        with ChaosS3(objects=dict(objects), triggers=triggers) as s3:
+            pipe.send(s3.address)
+            while pipe.recv():
+                with s3.lock:
+                    kept = {key: bytes(data) for key, data in s3.objects.items() if key.endswith(".json")}
+                    pipe.send(Found(kept, list(s3.fired), len(s3.requests)))
+    finally:
+        os._exit(1)
