@@ -14,7 +14,7 @@ from trainer import layout, replica_entrypoint
 def become(
     rank: int, base: Path, address: str, run_key: str, prepare: Callable[[], None] = lambda: None
 ) -> NoReturn:
-    """Be the replica of a rank in this process, which was just forked; `prepare` comes first. Never returns."""
+    """Be the replica of a rank, in a process that was just forked; `prepare` comes first. Never returns."""
     code = 99
     try:
         _redirect(base / "log.txt")
