@@ -18,10 +18,13 @@ from torch import nn
 from torchft.local_sgd import DiLoCo
 
 from trainer.checkpoint import Checkpoints, Owner
+from trainer.earlier_run import last_state, put_momentum
 from trainer.failures import CheckpointNotWritten, ForeignCheckpoint
 from trainer.fragments import Fragment, split_fragments
 from trainer.outer_optimizer import OuterNesterov
+from trainer.rendezvous.initial import SharedState
 from trainer.rendezvous.manager import ObjectStoreManager
+from trainer.rendezvous.run_log import RunLog
 from trainer.resuming import LoopState, Stateful
 
 # How long a process that must leave waits for a checkpoint under way: it has 60 s, SIGKILL comes after 120.
@@ -149,12 +152,12 @@ def make_diloco_outer_loop(
     _require_float32(parts)
     checkpoints = _checkpoints(manager)
     saved = None if checkpoints is None else checkpoints.newest()
-    if saved is None:
-        manager.share_initial(dict(model.named_parameters()))
+    momentum = {} if saved else _beginning(manager, model).momentum
     outer = [
         OuterNesterov((p for _, p in part.named_parameters()), lr=outer_lr, momentum=outer_momentum)
         for part in parts
     ]
+    put_momentum(parts, outer, momentum)
     bucket_mb = max(part.numel() for part in parts) * 4 // 2**20 + 1
     diloco = DiLoCo(
         manager,  # torchft's Manager by duck type; see rendezvous/manager.py
@@ -190,6 +193,17 @@ def make_diloco_outer_loop(
     return DiLoCoLoop(state, parts, checkpoints, steps_per_round=steps_per_round, replayed=replayed)
 
 
+def _beginning(manager: ObjectStoreManager, model: nn.Module) -> SharedState:
+    """Put the run's initial weights into `model`: those that stand, an earlier run's, or its own."""
+    named = dict(model.named_parameters())
+    if not manager.resume_from:
+        return manager.share_initial(named)
+    earlier = RunLog(manager.log.store, manager.resume_from)
+    state = manager.share_initial(named, lambda: last_state(earlier, model))
+    log.info("event=resumed_from run=%s rank=%d source=%s", manager.log.run_id, manager.rank, state.source)
+    return state
+
+
 def _checkpoints(manager: ObjectStoreManager) -> Checkpoints | None:
     place = manager.checkpoint_place
     if place is None:
@@ -210,7 +224,7 @@ def _replay(
         return False
 
     def outer_step(index: int, mean: torch.Tensor) -> None:
-        _set_gradients(parts[index], mean)
+        parts[index].set_gradients(mean)
         outer[index].step()
         outer[index].zero_grad()
         diloco._fragments[index].save_parameters()
@@ -234,12 +248,3 @@ def _require_float32(parts: list[Fragment]) -> None:
     low = sorted(name for part in parts for name, p in part.named_parameters() if p.dtype != torch.float32)
     if low:
         raise ValueError(f"{len(low)} parameters are not float32, first {low[0]}: load the model in float32")
-
-
-def _set_gradients(fragment: Fragment, flat: torch.Tensor) -> None:
-    """Unpack a flat mean the way torchft packs a bucket: parameter by parameter, in order."""
-    offset = 0
-    for _, parameter in fragment.named_parameters():
-        piece = flat[offset : offset + parameter.numel()]
-        parameter.grad = piece.view_as(parameter).to(parameter.device)
-        offset += parameter.numel()

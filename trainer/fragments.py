@@ -10,6 +10,7 @@ in no fragment.
 import re
 from collections.abc import Iterator
 
+import torch
 from torch import nn
 
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
@@ -26,6 +27,14 @@ class Fragment(nn.Module):
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
         yield from self._named.items()
+
+    def set_gradients(self, flat: torch.Tensor) -> None:
+        """Unpack a flat mean the way torchft packs a bucket: parameter by parameter, in order."""
+        offset = 0
+        for parameter in self._named.values():
+            piece = flat[offset : offset + parameter.numel()]
+            parameter.grad = piece.view_as(parameter).to(parameter.device)
+            offset += parameter.numel()
 
     def numel(self) -> int:
         return sum(parameter.numel() for parameter in self._named.values())

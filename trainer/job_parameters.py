@@ -7,7 +7,14 @@ from typing import Final
 
 from pydantic import BaseModel, Field
 
-from trainer.parameter_kinds import BUILT_IN_CODE, SOURCE, SOURCE_CHARACTERS, TRAINING_PLAN_ARN, Int
+from trainer.parameter_kinds import (
+    BUILT_IN_CODE,
+    RUN_ID_OR_NONE,
+    SOURCE,
+    SOURCE_CHARACTERS,
+    TRAINING_PLAN_ARN,
+    Int,
+)
 from trainer.run_pairs import ENVIRONMENT, TAGS
 
 MAX_REPLICAS: Final = 40  # an inline Map starts 40 iterations at once (Step Functions: inline mode)
@@ -26,6 +33,12 @@ class JobParameters(BaseModel):
     max_relaunches: Int = Field(
         2, ge=0, le=10,
         description="How often one rank may be started again after a failure before the run is given up.",
+    )  # fmt: skip
+
+    resume_from: str = Field(
+        "", pattern=RUN_ID_OR_NONE, max_length=80,
+        description="An ended run, whose last shared weights and outer momentum this one starts from; steps, "
+        "data and schedule are its own. The number of replicas may differ. Empty starts anew.",
     )  # fmt: skip
 
     # The instance (SageMaker's CreateTrainingJob); a run on local processes reads none of these

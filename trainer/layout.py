@@ -160,5 +160,13 @@ class RunLayout:
     def model_prefix(self) -> str:
         return f"{self.output_prefix}/model"
 
+    @property
+    def shared_state(self) -> str:
+        """The manifest of the last shared weights and their outer momentum, for a run that resumes this."""
+        return f"{self.output_prefix}/shared_state/manifest.json"
+
+    def shared_state_payload(self, rank: int, claim: int) -> str:
+        return f"{self.output_prefix}/shared_state/rank_{rank:04d}.c{claim}.safetensors"
+
     def metrics(self, rank: int) -> str:
         return f"{self.output_prefix}/metrics/rank_{rank:04d}.jsonl"

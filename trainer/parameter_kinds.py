@@ -17,6 +17,7 @@ SOURCE: Final = r"^(s3://[^/:\x00-\x20\x7f]+/|file:///)?[^/:\x00-\x20\x7f][^:\x0
 SOURCE_CHARACTERS: Final = 900
 # An ARN of nowhere in particular; the whole is SageMaker's own pattern (TrainingPlanArn).
 TRAINING_PLAN_ARN: Final = r"^(arn:aws[a-z-]*:sagemaker:[a-z0-9-]*:[0-9]{12}:training-plan/[A-Za-z0-9-]+)?$"
+RUN_ID_OR_NONE: Final = r"^([A-Za-z0-9][A-Za-z0-9._-]{0,79})?$"
 
 _KINDS: Final = {
     "integer": "a whole number",

@@ -35,6 +35,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from trainer import failures, layout
+from trainer.earlier_run import publish_last_state
 from trainer.parameter_kinds import BUILT_IN_CODE, BUILT_IN_DATA
 from trainer.rendezvous.allreduce import ObjectStoreAllReduce
 from trainer.rendezvous.errors import RendezvousError, ReplicasDiverged
@@ -42,7 +43,7 @@ from trainer.rendezvous.manager import CheckpointPlace, ObjectStoreManager
 from trainer.rendezvous.progress import ProgressReporter
 from trainer.rendezvous.run_log import RunLog
 from trainer.rendezvous.waiting import Standing, WaitBounds
-from trainer.run_file import Run, read_run
+from trainer.run_file import Run, check_source, read_run
 from trainer.run_spec import InvalidRunParameters
 from trainer.secret_environment import add_secrets
 from trainer.source_code import put_on_path
@@ -74,6 +75,7 @@ def main(argv: list[str] | None = None, environ: Mapping[str, str] = os.environ)
 
 def _run_replica(run: Run, rank: int, base: Path, stop: threading.Event, *, job: str) -> None:
     spec, run_log = run.spec, RunLog(run.store, run.run_id)
+    check_source(run.store, run.run_id, spec)
     if spec.source_uri != BUILT_IN_CODE:
         put_on_path(_address(run, spec.source_uri), base)
     train = _trainer_function(spec.trainer_module, spec.trainer_fn)
@@ -87,7 +89,7 @@ def _run_replica(run: Run, rank: int, base: Path, stop: threading.Event, *, job:
         standing, spec.n_replicas, bounds, wire_dtype=spec.wire_dtype, mean_dtype=spec.mean_dtype
     )
     place = CheckpointPlace(base / layout.CHECKPOINT_FOLDER, run.parameters_sha256)
-    manager = ObjectStoreManager(exchange, reporter, place)
+    manager = ObjectStoreManager(exchange, reporter, place, spec.resume_from)
     model_dir = base / "model"
     model_dir.mkdir(parents=True, exist_ok=True)
     parameters = spec.trainer_parameters() | {"dataset_uri": _dataset_uri(run)}
@@ -104,6 +106,7 @@ def _run_replica(run: Run, rank: int, base: Path, stop: threading.Event, *, job:
             for path in sorted(p for p in model_dir.rglob("*") if p.is_file()):
                 key = f"{run_log.keys.model_prefix}/{path.relative_to(model_dir).as_posix()}"
                 run.store.put(key, path.read_bytes())
+            publish_last_state(manager)
         result = {
             **dict(returned or {}),
             "rank": rank,

@@ -40,7 +40,8 @@ class Run:
 
 
 def create_run(store: ObjectStore, run_id: str, spec: RunSpec) -> Run:
-    """Write run.json. Raises RunNameTaken where the run exists already."""
+    """Write run.json. Raises RunNameTaken where the run exists, InvalidRunParameters."""
+    check_source(store, run_id, spec)
     launch = uuid.uuid4().hex  # tells this launch from another of the same name at the same moment
     body = json.dumps({"run_id": run_id, "launch": launch, "parameters": spec.model_dump()}).encode()
     key = RunLayout(run_id).run_file
@@ -49,11 +50,21 @@ def create_run(store: ObjectStore, run_id: str, spec: RunSpec) -> Run:
     return Run(run_id, spec, store)
 
 
+def check_source(store: ObjectStore, run_id: str, spec: RunSpec) -> None:
+    """Raise InvalidRunParameters where `resume_from` names no run that this one could start from."""
+    if not spec.resume_from:
+        return
+    if spec.resume_from == run_id:
+        raise InvalidRunParameters({"resume_from": f"{run_id} is this run itself; name an ended one"})
+    key = RunLayout(spec.resume_from).run_file
+    if store.find(key) is None:
+        raise InvalidRunParameters({"resume_from": f"there is no such run: no {store.address(key)}"})
+
+
 def read_run(uri: str) -> Run:
     """Read the run.json at `uri`, e.g. s3://bucket/diloco-rdv/RUN_ID/run.json.
 
-    Takes the object plainly or as a quoted JSON string, since AWS does not say which of the two
-    Step Functions' s3:putObject makes of a JSON Body. Raises InvalidRunParameters, AbsentObject.
+    Raises InvalidRunParameters, AbsentObject.
     """
     root, found, rest = uri.partition(f"/{RENDEZVOUS_PREFIX}/")
     run_id, _, name = rest.partition("/")
@@ -61,10 +72,21 @@ def read_run(uri: str) -> Run:
         expected = f"s3://BUCKET/{RENDEZVOUS_PREFIX}/RUN_ID/{RUN_FILE}"
         raise InvalidRunParameters({"--run": f"must be the URI of a run.json, as {expected}, not {uri!r}"})
     try:
+        RunLayout(run_id)
         store = open_store(root)
-        key = RunLayout(run_id).run_file
     except ValueError as error:
         raise InvalidRunParameters({"--run": str(error)}) from error
+    return load_run(store, run_id)
+
+
+def load_run(store: ObjectStore, run_id: str) -> Run:
+    """The run of this id, as its run.json tells.
+
+    Takes the object plainly or as a quoted JSON string, since AWS does not say which of the two
+    Step Functions' s3:putObject makes of a JSON Body. Raises InvalidRunParameters, AbsentObject.
+    """
+    key = RunLayout(run_id).run_file
+    uri = store.address(key)
     try:
         data = store.get(key)
     except AbsentObject as error:

@@ -20,6 +20,11 @@ class Life:
     base: str
     ended: str | None = None  # "finished", "killed", or the failure text
 
+    @property
+    def name(self) -> str:
+        """The error's, or the word for how it ended."""
+        return str(self.ended).split(":")[0]
+
 
 GOOD: Final = "good"
 DIVERGED: Final = "diverged"  # ranks ended with other weights than they should
@@ -67,7 +72,7 @@ class Judge:
         if unfired := self._unfired():
             return Outcome(UNFIRED, f"did not fire: {unfired}; {ends}")
         for rank, error in self.schedule.expect_ended:
-            if not any(life.rank == rank and _name(life) == error for life in self.lives):
+            if not any(rank in (None, life.rank) and life.name == error for life in self.lives):
                 return Outcome(LOST, f"no process of rank {rank} ended as {error}: {ends}")
         if self.schedule.expect in (EQUAL, AGREE):
             return self._finished(ends)
@@ -75,7 +80,7 @@ class Judge:
 
     def _finished(self, ends: str) -> Outcome:
         """Every rank must have finished all rounds, all with the same weights."""
-        names = {_name(life) for life in self.lives}
+        names = {life.name for life in self.lives}
         if "ReplicasDiverged" in names:
             return Outcome(DIVERGED, ends)
         # That a relaunch heals an error does not make it one that should have come about.
@@ -96,7 +101,7 @@ class Judge:
 
     def _failed(self, ends: str) -> Outcome:
         """All must have ended, one with the expected error, the others with it or for a lost peer."""
-        names = {_name(life) for life in self.lives if life.ended not in ("killed", "finished")}
+        names = {life.name for life in self.lives if life.ended not in ("killed", "finished")}
         if self.schedule.expect in names and names <= {self.schedule.expect, "PeerLost"}:
             return Outcome(GOOD)
         return Outcome(LOST, f"{self.schedule.expect} expected: {ends}")
@@ -113,7 +118,3 @@ class Judge:
         if schedule.twin and not self.twin:
             missing.append("a second process")
         return missing
-
-
-def _name(life: Life) -> str:
-    return str(life.ended).split(":")[0]

@@ -92,6 +92,7 @@ class Scene:
                     self._launch(life.rank)
                 continue
             life.ended, relaunch = _how(life, status)
+            relaunch = relaunch or (self.schedule.spot and life.name == "Stopped")
             newest = max(other.number for other in self.lives if other.rank == life.rank)
             if relaunch and newest == life.number and life.number < MAX_RELAUNCHES:
                 self._launch(life.rank)

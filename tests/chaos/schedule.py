@@ -11,6 +11,7 @@ AGREE: Final = "agree"  # every rank finished, all with the same weights (inner 
 KILL_BEFORE: Final = "SIGKILL, nothing stored"
 KILL_AFTER: Final = "stored, then SIGKILL before the answer"
 KILL_LATE: Final = "SIGKILL, and stored a while later"
+TERM: Final = "SIGTERM, and stored"
 STOP: Final = "SIGSTOP, stored, SIGCONT after a while"
 
 
@@ -66,9 +67,10 @@ class Schedule:
     local_lives: int = 1  # in how many lives of the rank it is installed
     damage: str | None = None  # what becomes of the checkpoint folder between two lives: damage.py
     twin: bool = False  # once the process is stopped, a second one takes up its rank, and both go on
+    spot: bool = False  # a process that was asked to stop is started again, as SageMaker does with spot jobs
     sharded: bool = False
     expect: str = EQUAL
-    expect_ended: tuple[tuple[int, str], ...] = ()  # (rank, error) of lives that must end so on the way
+    expect_ended: tuple[tuple[int | None, str], ...] = ()  # (rank or None for any, error): so a life must end
     timeout_s: float = 60.0
     limit_s: float = 120.0  # past this the run hangs
     bug: str | None = None  # a planted bug of planted.py: the run must fail

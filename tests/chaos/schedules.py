@@ -15,6 +15,7 @@ from tests.chaos.schedule import (
     KILL_BEFORE,
     KILL_LATE,
     STOP,
+    TERM,
     Schedule,
     Setting,
     Trigger,
@@ -41,7 +42,7 @@ def all_schedules() -> list[Schedule]:
     kinds = (
         killed_at_the_store, killed_inside, killed_mid_slice, killed_on_every_wire, put_late, killed_together,
         killed_twice, killed_at_the_ends, killed_mid_checkpoint,
-        torn_checkpoints, disk_full, stopped, two_live_processes, clocks_apart, store_faults,
+        torn_checkpoints, disk_full, asked_to_stop, stopped, two_live_processes, clocks_apart, store_faults,
     )  # fmt: skip
     return [schedule for kind in kinds for schedule in kind()]
 
@@ -159,6 +160,20 @@ def disk_full() -> Iterator[Schedule]:
         once = _local("disk full", "disk full", Setting(2, *loop), 1, 3, 0)
         yield replace(once, point="in the first life", expect_ended=ended)
         yield replace(once, point="in every life", local_lives=9, expect="CheckpointNotWritten")
+
+
+def asked_to_stop() -> Iterator[Schedule]:
+    """A spot interruption with a warning: the process leaves in order, and another goes on for it."""
+    points = {"payload": keys.payload, "manifest": keys.contribution, "roster": keys.roster}
+    for (point, key), loop in product(points.items(), LOOPS):
+        rank, round_index = _drawn("spot", point, loop, rounds=ROUNDS - 2)
+        trigger = Trigger("PUT", key(round_index, rank), TERM)
+        # The roster is put by whoever comes first, and that one leaves.
+        ended = (None if point == "roster" else rank, "Stopped")
+        yield Schedule(
+            "SIGTERM, then started again", f"at its {point}", Setting(2, *loop), rank, (trigger,),
+            spot=True, expect_ended=(ended,),
+        )  # fmt: skip
 
 
 def stopped() -> Iterator[Schedule]:

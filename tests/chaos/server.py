@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection as Pipe
 from typing import Any, NoReturn
 
 from tests.chaos import forking
-from tests.chaos.schedule import KILL_AFTER, KILL_BEFORE, KILL_LATE, STOP, Trigger
+from tests.chaos.schedule import KILL_AFTER, KILL_BEFORE, KILL_LATE, STOP, TERM, Trigger
 from tests.support.fault_s3 import Connection, FaultS3
 from trainer.layout import RunLayout
 from trainer.run_spec import parse
@@ -90,6 +90,8 @@ class _ChaosConnection(Connection):
                 time.sleep(fault.trigger.pause_s)
                 self._store(key, headers, body)
             return False
+        if fault == TERM:
+            os.kill(process_of(headers), signal.SIGTERM)
         if fault == STOP:
             os.kill(process_of(headers), signal.SIGSTOP)
             self.s3.stopped(process_of(headers), fault.trigger)

@@ -27,9 +27,11 @@ def standing(store: ObjectStore, rank: int, run_id: str = "run") -> Standing:
     return Standing(log, rank, log.take_claim(rank), threading.Event())
 
 
-def exchange(store: ObjectStore, rank: int, world_size: int, **options: Any) -> ObjectStoreAllReduce:
+def exchange(
+    store: ObjectStore, rank: int, world_size: int, run_id: str = "run", **options: Any
+) -> ObjectStoreAllReduce:
     """The all-reduce of a process that has just claimed `rank`; `options` as ObjectStoreAllReduce's."""
-    return ObjectStoreAllReduce(standing(store, rank), world_size, FAST, **options)
+    return ObjectStoreAllReduce(standing(store, rank, run_id), world_size, FAST, **options)
 
 
 def manager(

@@ -36,7 +36,8 @@ class Document:
         """Parse, check types and checksum. Raises DamagedObject naming the document's address."""
         try:
             found = TypeAdapter(cls).validate_json(data)
-            if data != found.encode():
+            body = json.loads(data)
+            if body.pop("crc64nvme", None) != crc64nvme(memoryview(_canonical(body))):
                 raise DamagedObject(f"{address} is not what its own checksum says: it was damaged")
             return found
         except ValidationError as error:
@@ -120,9 +121,23 @@ class MeanSlice(Document):
 
 
 @dataclass(frozen=True)
+class Source:
+    """Which state of which run: after so many rounds, with the hash of its shared weights."""
+
+    run_id: str
+    round: int
+    weights_hash: str
+
+
+@dataclass(frozen=True)
 class InitialWeights(Document):
-    """The weights every replica starts from: random ones differ between processors."""
+    """The weights every replica starts from: random ones differ between processors.
+
+    `source` says where they come from, if from an earlier run. The last shared weights of a run that
+    has finished are described in the same form.
+    """
 
     rank: int
     claim: int
     payload: Payload
+    source: Source | None = None

@@ -24,7 +24,7 @@ from torch.distributed import Work
 
 from trainer.rendezvous.allreduce import Mean, ObjectStoreAllReduce
 from trainer.rendezvous.base import Base, FragmentState
-from trainer.rendezvous.initial import share_initial
+from trainer.rendezvous.initial import SharedState, Tensors, share_initial
 from trainer.rendezvous.progress import ProgressReporter
 from trainer.rendezvous.round_event import RoundEvent
 from trainer.rendezvous.run_log import RunLog
@@ -84,7 +84,9 @@ class ObjectStoreManager:
         exchange: ObjectStoreAllReduce,
         reporter: ProgressReporter,
         checkpoint_place: CheckpointPlace | None = None,
+        resume_from: str = "",
     ) -> None:
+        self.resume_from = resume_from
         self.checkpoint_place = checkpoint_place
         self._before_contributing: Callable[[], None] = lambda: None
         self._exchange = exchange
@@ -203,9 +205,9 @@ class ObjectStoreManager:
             behind += 1
         return behind
 
-    def share_initial(self, named: dict[str, torch.Tensor]) -> None:
-        """Make `named` the run's initial weights, or load those that somebody shared before, in place."""
-        share_initial(self._exchange.standing, named)
+    def share_initial(self, named: Tensors, earlier: Callable[[], SharedState] | None = None) -> SharedState:
+        """Make `named`, or what `earlier` gives, the run's initial state, or load the one that stands."""
+        return share_initial(self._exchange.standing, named, earlier)
 
     def catch_up(self, apply: Callable[[int, torch.Tensor], None]) -> int:
         """Apply every committed mean in order and advance past it; return the rounds done.
