@@ -14,7 +14,7 @@ STDLIB := $(PY) -c 'import sysconfig; print(sysconfig.get_path("stdlib"))'
 CDK := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION=1 node_modules/.bin/cdk
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run aws-job run-local local-job test test-container test-rules test-smoke synth lint lock format clean check-platform
+.PHONY: help setup run aws-job run-local local-job test test-container test-rules test-chaos test-smoke synth lint lock format clean check-platform
 
 help:  ## print this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -83,6 +83,9 @@ bench: setup  ## run the benchmarks (ten minutes, an otherwise idle machine) and
 
 test-rules: setup  ## break each rule of the rendezvous and see its test fail (two minutes)
 	$(PY) -m tests.broken_rules
+
+test-chaos: setup  ## kill, stop and starve replicas by schedule; all must end with the same weights (ten minutes)
+	$(PY) -m tests.chaos
 
 test-smoke: setup  ## two local replicas on a real bucket: AWS_SMOKE=1 make test-smoke BUCKET=name
 	BUCKET=$(BUCKET) $(PY) -m pytest tests/e2e/test_smoke_bucket.py

@@ -37,7 +37,6 @@ SECRET_ENV: Final = "DILOCO_SECRET_ARN"  # noqa: S105  the ARN of a secret, whos
 SAGEMAKER_BASE_ENV: Final = "SAGEMAKER_BASE_DIR"  # SageMaker's training toolkit uses this name too
 SAGEMAKER_JOB_ENV: Final = "TRAINING_JOB_NAME"  # set by SageMaker in every training container
 SAGEMAKER_BASE_DEFAULT: Final = "/opt/ml"
-CHECKPOINT_FOLDER: Final = "checkpoints"  # SageMaker syncs it with CheckpointConfig's S3Uri
 CODE_CHANNEL: Final = "code"  # SageMaker copies source_uri to input/data/code
 DATA_CHANNEL: Final = "data"  # with another input_mode than stream, dataset_uri lies in input/data/data
 CHECKPOINT_FOLDER: Final = "checkpoints"  # below the base folder; SageMaker mirrors it to S3

@@ -105,7 +105,7 @@ class FaultS3:
     lock: threading.Condition = field(default_factory=threading.Condition)  # of requests and objects
 
     def __enter__(self) -> "FaultS3":
-        handler = type("Handler", (_Connection,), {"s3": self})
+        handler = type("Handler", (self.connection(),), {"s3": self})
         self._server = _Server(("127.0.0.1", 0), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
         self._thread.start()
@@ -116,6 +116,10 @@ class FaultS3:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+    def connection(self) -> type["Connection"]:
+        """What serves a client; a subclass may know more faults."""
+        return Connection
 
     def take_fault(self, verb: str, key: str) -> str | None:
         with self.lock:
@@ -147,7 +151,7 @@ class _Server(socketserver.ThreadingTCPServer):
             super().handle_error(request, client_address)
 
 
-class _Connection(socketserver.BaseRequestHandler):
+class Connection(socketserver.BaseRequestHandler):
     """One client's connection, kept alive over its requests."""
 
     s3: FaultS3
