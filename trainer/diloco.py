@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torchft.local_sgd import DiLoCo
 
-from trainer.fragments import Fragment, split_fragments
+from trainer.fragments import Fragment, split_fragments, to_share
 from trainer.outer_optimizer import OuterNesterov
 from trainer.rendezvous.manager import ObjectStoreManager
 
@@ -98,7 +98,7 @@ def make_diloco_outer_loop(
     low = sorted(name for part in parts for name, p in part.named_parameters() if p.dtype != torch.float32)
     if low:
         raise ValueError(f"{len(low)} parameters are not float32, first {low[0]}: load the model in float32")
-    manager.share_initial(dict(model.named_parameters()))
+    manager.share_initial(to_share(model))
     outer = [
         OuterNesterov((p for _, p in part.named_parameters()), lr=outer_lr, momentum=outer_momentum)
         for part in parts

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator
 BUILT_IN_DATA: Final = "builtin"
 BUILT_IN_CODE: Final = "builtin"
 ONE_LINE: Final = r"^[^\x00-\x1f\x7f]+$"  # a hyperparameter of a training job is one line of text
+NO_LINE_BREAK: Final = r"^[^\x00-\x1f\x7f]*$"  # the same, where empty means none
 # s3://BUCKET/KEY, file:///FOLDER, or a key of the run's own bucket.
 SOURCE: Final = r"^(s3://[^/:\x00-\x20\x7f]+/|file:///)?[^/:\x00-\x20\x7f][^:\x00-\x20\x7f]*$"
 # SageMaker's S3Uri holds 1,024 characters, and a bucket's name may come before this.
@@ -27,6 +28,7 @@ _KINDS: Final = {
 
 _PATTERNS_IN_WORDS: Final = {
     ONE_LINE: "on one line",
+    NO_LINE_BREAK: "on one line",
     SOURCE: "as s3://BUCKET/KEY, file:///FOLDER or KEY",
 }
 

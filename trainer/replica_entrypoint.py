@@ -89,7 +89,11 @@ def _run_replica(run: Run, rank: int, base: Path, stop: threading.Event, *, job:
     manager = ObjectStoreManager(exchange, reporter)
     model_dir = base / "model"
     model_dir.mkdir(parents=True, exist_ok=True)
-    parameters = spec.trainer_parameters() | {"dataset_uri": _dataset_uri(run)}
+    parameters = spec.trainer_parameters() | {
+        "dataset_uri": _dataset_uri(run),
+        "model_name": _model(run, spec.model_name),
+        "tokenizer_name": _model(run, spec.tokenizer_name),
+    }
     try:
         returned = train(
             manager=manager, rank=rank, world_size=spec.n_replicas, model_dir=model_dir, **parameters
@@ -174,6 +178,12 @@ def _trainer_function(module_name: str, function_name: str) -> Callable[..., Map
 def _dataset_uri(run: Run) -> str:
     uri = run.spec.dataset_uri
     return uri if uri == BUILT_IN_DATA else _address(run, uri)
+
+
+def _model(run: Run, name: str) -> str:
+    """A slash at the end tells a prefix of the run's own store from a hub id."""
+    own = name.endswith("/") and not name.startswith("/")
+    return _address(run, name) if own else name
 
 
 def _address(run: Run, uri: str) -> str:

@@ -22,7 +22,7 @@ _HOLDS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {  # of products of nu
 
 @dataclass(frozen=True)
 class Rule:
-    """`left` must be `relation` `right`; asked only where the boolean field `when` is true.
+    """`left` must be `relation` `right`; asked only where the field `when` is true, or above 0.
 
     "empty" is of a text, and has no right side.
     """

@@ -5,17 +5,21 @@ gradient accumulation, and DiLoCo around it (Algorithm 1, arXiv:2311.08105).
 """
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import ByT5Tokenizer, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
+from trainer.adapters import save_model
 from trainer.data import Batches, bigram_loss, held_out_windows, load_corpus
 from trainer.diloco import make_diloco_outer_loop
 from trainer.inner_loop import InnerLoop
 from trainer.inner_optimizer import make_inner_optimizer
-from trainer.model import build_model, build_tokenizer
+from trainer.model import BYTE_OFFSET
+from trainer.model_loading import load_model, load_tokenizer
 from trainer.rendezvous.manager import ObjectStoreManager
 from trainer.run_spec import InvalidRunParameters, parse
 
@@ -34,7 +38,13 @@ def diloco_train(
     disable_progress_bar()  # a log is no terminal
     spec = parse({**parameters, "n_replicas": world_size})
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    tokenizer = load_tokenizer(spec, model_dir.parent)
     corpus = load_corpus(spec.dataset_uri)
+    bytewise = isinstance(tokenizer, ByT5Tokenizer)
+    if not bytewise:
+        corpus = replace(
+            corpus, train=_ids(tokenizer, corpus.train), held_out=_ids(tokenizer, corpus.held_out)
+        )
     batches = Batches(
         corpus,
         rank=rank,
@@ -44,7 +54,7 @@ def diloco_train(
         seed=spec.seed,
     )
     held_out = held_out_windows(corpus, spec.seq_len)
-    model = build_model(spec.model_name, seq_len=spec.seq_len, seed=spec.seed).to(device)
+    model = load_model(spec, tokenizer, device, model_dir.parent)
     trainable = sum(p.requires_grad for p in model.parameters())
     if spec.fragments > trainable:
         raise InvalidRunParameters({"fragments": f"must be at most {trainable}, this model's parameters"})
@@ -68,10 +78,17 @@ def diloco_train(
     )  # fmt: skip
     last_loss = replica.train()
     loop.load_shared()
-    model.save_pretrained(model_dir)
-    build_tokenizer().save_pretrained(model_dir)
+    save_model(model, model_dir)
+    tokenizer.save_pretrained(model_dir)
     return {
         "first_loss": first_loss,
         "last_loss": first_loss if last_loss is None else last_loss,
-        "bigram_loss": bigram_loss(corpus, held_out),
+        **({"bigram_loss": bigram_loss(corpus, held_out)} if bytewise else {}),
     }
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, text: torch.Tensor) -> torch.Tensor:
+    """UTF-8 bytes as token ids, less the offset of bytes, which batches add; shape (tokens,), int32."""
+    decoded = text.numpy().tobytes().decode(errors="replace")
+    ids = tokenizer(decoded, add_special_tokens=False)["input_ids"]
+    return torch.tensor(ids, dtype=torch.int32) - BYTE_OFFSET
