@@ -58,6 +58,7 @@ NOT_WORTH_A_RELAUNCH: Final = (
     "AbsentObject",
     "AccessDenied",
     "BadDataSet",
+    "BadModel",
     "BadSecret",
     "BadTrainer",
     "ForeignCheckpoint",

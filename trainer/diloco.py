@@ -195,7 +195,7 @@ def make_diloco_outer_loop(
 
 def _beginning(manager: ObjectStoreManager, model: nn.Module) -> SharedState:
     """Put the run's initial weights into `model`: those that stand, an earlier run's, or its own."""
-    named = dict(model.named_parameters())
+    named = to_share(model)
     if not manager.resume_from:
         return manager.share_initial(named)
     earlier = RunLog(manager.log.store, manager.resume_from)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainer.fragments import Fragment, split_fragments
+from trainer.fragments import Fragment, split_fragments, to_share
 from trainer.outer_optimizer import OuterNesterov
 from trainer.rendezvous.averaging import Averaging, average_whole
 from trainer.rendezvous.base import Base
@@ -89,7 +89,7 @@ def _manifest(run_log: RunLog, key: str) -> InitialWeights | None:
 
 
 def _fold(run_log: RunLog, spec: RunSpec, first: SharedState, model: nn.Module) -> SharedState:
-    named = dict(model.named_parameters())
+    named = to_share(model)
     if wrong := sorted(named.keys() ^ first.weights.keys()):
         raise ForeignObject(
             f"resume_from {run_log.run_id}: it is of another model than this run's: missing or extra are "

@@ -18,6 +18,10 @@ class BadDataSet(Exception):
     """The data set is missing, empty, too small, damaged, or has too many unusable rows."""
 
 
+class BadModel(Exception):
+    """The model or its tokenizer is missing, is none that this trainer can train, or does not fit the run."""
+
+
 class BadTrainer(Exception):
     """source_uri, trainer_module and trainer_fn name nothing that can be called, or nothing that trains."""
 
@@ -47,6 +51,7 @@ ENDINGS: Final[dict[type[BaseException], Ending]] = {
     errors.Stopped: Ending(0, False, "asked to stop (SIGTERM), and did; there is no result"),
     InvalidRunParameters: Ending(10, False, "the run parameters can't be used"),
     BadTrainer: Ending(10, False, "trainer_module:trainer_fn can't be called or doesn't train"),
+    BadModel: Ending(9, False, "the model or its tokenizer is missing or can't be used"),
     BadDataSet: Ending(11, False, "the data set is missing, empty, too small or not text"),
     BadSecret: Ending(19, False, "the secret is missing, or no JSON object of texts"),
     errors.AccessDenied: Ending(12, False, "the store refused this identity"),

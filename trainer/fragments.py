@@ -13,6 +13,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from trainer.rendezvous.state_hash import weights_hash
+
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 
@@ -70,3 +72,16 @@ def split_fragments(model: nn.Module, count: int) -> list[Fragment]:
         min(parts, key=size).extend(unit)
     order = {name: position for position, name in enumerate(named)}
     return [Fragment({name: named[name] for name in sorted(part, key=order.__getitem__)}) for part in parts]
+
+
+def to_share(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What all ranks must start from: every trainable parameter, and a name for the frozen ones.
+
+    The name is their hash, on a tensor without values: ranks whose frozen weights differ don't hold
+    the same tensors, and are told so before they train.
+    """
+    named: dict[str, torch.Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    frozen = [(n, p) for n, p in model.named_parameters() if not p.requires_grad]
+    if frozen:
+        named[f"frozen weights {weights_hash(frozen)}"] = torch.empty(0)
+    return named

@@ -95,6 +95,8 @@ def _run_replica(run: Run, rank: int, base: Path, stop: threading.Event, *, job:
     parameters = spec.trainer_parameters() | {
         "dataset_uri": _data_uri(run, _channel(base) or spec.dataset_uri),
         "validation_uri": _data_uri(run, spec.validation_uri),
+        "model_name": _model(run, spec.model_name),
+        "tokenizer_name": _model(run, spec.tokenizer_name),
     }
     try:
         returned = train(
@@ -186,6 +188,12 @@ def _channel(base: Path) -> str | None:
 
 def _data_uri(run: Run, uri: str) -> str:
     return uri if uri in (BUILT_IN_DATA, "") else _address(run, uri)
+
+
+def _model(run: Run, name: str) -> str:
+    """A slash at the end tells a prefix of the run's own store from a hub id."""
+    own = name.endswith("/") and not name.startswith("/")
+    return _address(run, name) if own else name
 
 
 def _address(run: Run, uri: str) -> str:

@@ -87,9 +87,9 @@ class LoopState:
 
 
 def _tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and persistent buffers, a tied one once."""
+    """What trains, and persistent buffers; a tied one once. Frozen weights come from where they came from."""
     kept = model.state_dict(keep_vars=True).keys()
-    named = dict(model.named_parameters())
+    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     return {**named, **{name: buffer for name, buffer in model.named_buffers() if name in kept}}
 
 

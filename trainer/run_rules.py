@@ -22,7 +22,7 @@ _HOLDS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {  # of products of nu
 
 @dataclass(frozen=True)
 class Rule:
-    """`left` must be `relation` `right`; asked only where the boolean field `when` is true.
+    """`left` must be `relation` `right`; asked only where the field `when` is true, or above 0.
 
     A `when` like "field=text" asks where that field is that text. "empty" is of a text, and has no right
     side; "exactly" is of a text, and the right side is the text itself.

@@ -54,6 +54,7 @@ RULES: Final = (
     Rule("warmup_steps", "at most", "total_steps", why="the warm-up must end within the run"),
     Rule("timeout_s", "at most", "round_timeout_s", why="round_timeout_s is the outermost bound"),
     Rule("startup_timeout_s", "at most", "round_timeout_s", why="round_timeout_s is the outermost bound"),
+    Rule("trainable", "empty", "", when="lora_rank", why="the adapters are all that trains"),
     Rule("max_runtime_s", "at most", "max_wait_s", when="use_spot", why="the wait includes the run"),
     Rule("keep_alive_period_s", "at most", "0", when="use_spot", why="SageMaker keeps no spot instance warm"),
     Rule("training_plan_arn", "empty", "", when="use_spot", why="a plan's instances are reserved, not spot"),

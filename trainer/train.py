@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from trainer.adapters import save_model
 from trainer.data import Batches, bigram_loss, held_out_windows, open_data_set
 from trainer.diloco import make_diloco_outer_loop
 from trainer.inner_loop import InnerLoop
 from trainer.inner_optimizer import make_inner_optimizer
 from trainer.metrics import RoundMetrics, tensorboard_of
 from trainer.mlflow_sink import mlflow_sink
-from trainer.model import build_model, build_tokenizer
+from trainer.model_loading import load_model, load_tokenizer
 from trainer.rendezvous.manager import ObjectStoreManager
 from trainer.run_spec import InvalidRunParameters, parse
 from trainer.step_guard import StepGuard
@@ -38,7 +39,7 @@ def diloco_train(
     spec = parse({**parameters, "n_replicas": world_size})
     torch.manual_seed(spec.seed * 1_000_003 + rank)  # what dropout draws before there is a checkpoint
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    tokenizer = build_tokenizer()
+    tokenizer = load_tokenizer(spec, model_dir.parent)
     data = open_data_set(
         spec.dataset_uri,
         tokenizer,
@@ -57,7 +58,7 @@ def diloco_train(
         shuffle_buffer=spec.shuffle_buffer,
     )
     held_out = held_out_windows(data, spec.seq_len)
-    model = build_model(spec.model_name, seq_len=spec.seq_len, seed=spec.seed).to(device)
+    model = load_model(spec, tokenizer, device, model_dir.parent)
     trainable = sum(p.requires_grad for p in model.parameters())
     if spec.fragments > trainable:
         raise InvalidRunParameters({"fragments": f"must be at most {trainable}, this model's parameters"})
@@ -88,10 +89,11 @@ def diloco_train(
     )  # fmt: skip
     first_loss, last_loss = replica.train()
     loop.load_shared()
-    model.save_pretrained(model_dir)
+    save_model(model, model_dir)
     tokenizer.save_pretrained(model_dir)
+    yardstick = bigram_loss(data, held_out)
     return {
         "first_loss": first_loss,
         "last_loss": last_loss,
-        "bigram_loss": bigram_loss(data, held_out),
+        **({} if yardstick is None else {"bigram_loss": yardstick}),
     }

@@ -14,8 +14,36 @@ class TrainingParameters(BaseModel):
     # What to train, on what
     model_name: str = Field(
         "tiny-random", min_length=1, max_length=200, pattern=ONE_LINE,
-        description="A built-in configuration, trained from random weights: tiny-random or small-random.",
+        description="What to train: tiny-random or small-random (built in, random weights), a hub id, an s3:// "
+        "or file:// URI, a prefix of the run's own bucket with a slash at its end, or an absolute folder.",
     )  # fmt: skip
+    from_scratch: bool = Field(
+        False, description="Take the model's configuration only, and draw its weights from the seed."
+    )
+    tokenizer_name: str = Field(
+        "", max_length=200, pattern=NO_LINE_BREAK,
+        description="Tokenizer, named as model_name is; empty is the model's own, `bytes` one token a byte.",
+    )  # fmt: skip
+    trainable: str = Field(
+        "", max_length=250, pattern=NO_LINE_BREAK,
+        description="Regular expression; only parameters in whose names it is found are trained and "
+        "exchanged. Empty trains all.",
+    )  # fmt: skip
+    lora_rank: Int = Field(
+        0, ge=0, le=1024,
+        description="Rank of low-rank adapters (LoRA), trained in place of the model; 0 is none.",
+    )  # fmt: skip
+    lora_alpha: float = Field(16.0, gt=0, le=4096, description="Adapters count lora_alpha / lora_rank times.")
+    lora_targets: str = Field(
+        "all-linear", min_length=1, max_length=250, pattern=ONE_LINE,
+        description="Layers that get an adapter: all-linear, or ends of module names, separated by commas.",
+    )  # fmt: skip
+    gradient_checkpointing: bool = Field(
+        False, description="Compute activations again in the backward pass: less memory, a third more work."
+    )
+    torch_compile: bool = Field(
+        False, description="Compile the model: minutes at the start, faster steps on an accelerator."
+    )
     dataset_uri: str = Field(
         BUILT_IN_DATA, min_length=1, max_length=1024, pattern=ONE_LINE,
         description="Text, JSON lines or Parquet, compressed or not: a file or a folder, as an s3:// or "
