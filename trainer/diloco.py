@@ -20,7 +20,7 @@ from torchft.local_sgd import DiLoCo
 from trainer.checkpoint import Checkpoints, Owner
 from trainer.earlier_run import last_state, put_momentum
 from trainer.failures import CheckpointNotWritten, ForeignCheckpoint
-from trainer.fragments import Fragment, split_fragments
+from trainer.fragments import Fragment, split_fragments, to_share
 from trainer.outer_optimizer import OuterNesterov
 from trainer.rendezvous.initial import SharedState
 from trainer.rendezvous.manager import ObjectStoreManager
