@@ -39,7 +39,7 @@ ENDINGS: Final[dict[type[BaseException], Ending]] = {
     errors.Stopped: Ending(0, False, "asked to stop (SIGTERM), and did; there is no result"),
     InvalidRunParameters: Ending(10, False, "the run parameters can't be used"),
     BadTrainer: Ending(10, False, "trainer_module:trainer_fn can't be called or doesn't train"),
-    BadDataSet: Ending(11, False, "the data set is missing, empty, too small, damaged or has too many bad rows"),
+    BadDataSet: Ending(11, False, "the data set is missing, too small, damaged or has too many bad rows"),
     BadSecret: Ending(19, False, "the secret is missing, or no JSON object of texts"),
     errors.AccessDenied: Ending(12, False, "the store refused this identity"),
     errors.NonFinite: Ending(13, False, "a loss or pseudo-gradient was NaN or infinite"),
