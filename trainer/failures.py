@@ -52,7 +52,7 @@ ENDINGS: Final[dict[type[BaseException], Ending]] = {
     InvalidRunParameters: Ending(10, False, "the run parameters can't be used"),
     BadTrainer: Ending(10, False, "trainer_module:trainer_fn can't be called or doesn't train"),
     BadModel: Ending(9, False, "the model or its tokenizer is missing or can't be used"),
-    BadDataSet: Ending(11, False, "the data set is missing, empty, too small or not text"),
+    BadDataSet: Ending(11, False, "the data set is missing, too small, damaged or has too many bad rows"),
     BadSecret: Ending(19, False, "the secret is missing, or no JSON object of texts"),
     errors.AccessDenied: Ending(12, False, "the store refused this identity"),
     errors.NonFinite: Ending(13, False, "too many losses or gradients, or a pseudo-gradient, not finite"),

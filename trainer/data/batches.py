@@ -77,8 +77,7 @@ class Batches:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the next batch begins: a few numbers, for JSON."""
-        block = self._block
-        start, first = (self._start, self._first) if block is None else (block.start, block.first)
+        start, first = self._block_begin()
         return {"identity": self._identity, **asdict(start), "first": first, "taken": self._taken}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -100,10 +99,12 @@ class Batches:
     def seek(self, micro_batch_index: int) -> None:
         """Go to where `micro_batch_index` batches from the start have been taken.
 
-        Without a state that means reading and tokenising all before, though not shuffling it.
+        Without a state that means reading and tokenising what lies between: forwards from the
+        block at hand, else from the start.
         """
-        self._go_to(Place(), 0)
         target = micro_batch_index * self._batch_size
+        begin = self._block_begin()
+        self._go_to(*(begin if begin[1] <= target else (Place(), 0)))
         while self._first < target:
             start, first = self._stream.place, self._first
             self._first += len(self._stream.take(self._shuffle_buffer))
@@ -112,6 +113,9 @@ class Batches:
                 self._taken = target - first
                 return
         self._start = self._stream.place
+
+    def _block_begin(self) -> tuple[Place, int]:
+        return (self._start, self._first) if self._block is None else (self._block.start, self._block.first)
 
     def _go_to(self, place: Place, first: int) -> None:
         if self._next is not None and not self._next.cancel():

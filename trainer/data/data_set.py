@@ -27,7 +27,8 @@ class DataSet:
         """What decides which documents there are, and in which order: names, sizes, parameters."""
         files = [[file.name, file.bytes] for file in self.source.files]
         held_out = sorted(self.held_out.files) if self.held_out.files is not None else None
-        decides = [files, held_out, self.held_out.share, self.reader.text_field, self.reader.piece_bytes]
+        reader = [self.reader.text_field, self.reader.piece_bytes, self.reader.tokens.identity]
+        decides = [files, held_out, self.held_out.share, reader]
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]
 
 

@@ -73,7 +73,7 @@ class Source:
                     raw = io.BytesIO(contents.pop(file.path)) if plain else self.fs.open(file.path, "rb")
                     packing = infer_compression(file.name)
                     opened = raw if packing is None else compr[packing](raw, mode="rb")
-                with opened:
+                with raw, opened:
                     yield file, opened
 
     @contextmanager

@@ -37,6 +37,12 @@ class Tokens:
             raise BadDataSet(
                 "the tokenizer has no end-of-sequence token to put between documents: set its eos_token"
             )
+        # What shows that another tokenizer is in use, if not every difference.
+        self.identity: Final = [
+            len(tokenizer),
+            tokenizer.eos_token_id,
+            getattr(tokenizer, "chat_template", None),
+        ]
         self._end = np.array([tokenizer.eos_token_id], dtype=np.int32)
 
     def text(self, value: str | Messages) -> str:

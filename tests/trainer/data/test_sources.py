@@ -27,6 +27,8 @@ def test_files_are_known_by_their_names_wherever_they_lie(tmp_path: Path, s3_buc
     assert contents[0] == contents[1] == contents[2]
     assert contents[0]["part1/file1.txt"] == b"<1>" * 50
     assert len({opened(place).digest() for place in places}) == 1
+    one = list_source(f"{s3_bucket}/{prefix}/part1/file1.txt", "dataset_uri")
+    assert [(file.name, file.bytes) for file in one.files] == [("file1.txt", 150)]
 
 
 @pytest.mark.parametrize(
