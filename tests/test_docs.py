@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.infra.conftest import synthesise
-from trainer import failures
+from trainer import failures, layout
 
 DOCS = Path(__file__).parents[1] / "docs"
 OPERATIONS = (DOCS / "operations.md").read_text()
@@ -30,6 +30,11 @@ def test_every_ending_of_a_replica_is_told_with_its_code() -> None:
     assert (
         f"`RuntimeError` | {unexpected.exit_code} | {'yes' if unexpected.relaunch else 'no'} |" in OPERATIONS
     )
+
+
+def test_every_metric_is_explained() -> None:
+    training = (DOCS / "training.md").read_text()
+    assert [name for name, text in layout.METRICS.items() if f"| `{name}` | {text} |" not in training] == []
 
 
 def test_every_error_of_a_run_is_told(templates: dict[str, dict[str, Any]]) -> None:
