@@ -158,15 +158,19 @@ class Checkpoints:
         return index
 
     def _write(self, round_index: int, tree: dict[str, Any], tensors: Tensors) -> None:
+        # Named by claim: an earlier process of this rank may still be writing.
+        target = self._folder / f"round_{round_index:06d}.c{self._claim}"
+        unfinished = target.with_name(_UNFINISHED + target.name)
         try:
-            self._make(self._folder / f"round_{round_index:06d}.c{self._claim}", round_index, tree, tensors)
+            self._make(target, unfinished, round_index, tree, tensors)
             self._prune()
         except Exception as error:  # noqa: BLE001 - raised on the thread that needs the checkpoint
             self._failure = error
+            shutil.rmtree(unfinished, ignore_errors=True)  # a full disk must not stay full of it
 
-    def _make(self, target: Path, round_index: int, tree: dict[str, Any], tensors: Tensors) -> None:
-        # Named by claim: an earlier process of this rank may still be writing.
-        unfinished = target.with_name(_UNFINISHED + target.name)
+    def _make(
+        self, target: Path, unfinished: Path, round_index: int, tree: dict[str, Any], tensors: Tensors
+    ) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
         shutil.rmtree(target, ignore_errors=True)  # damaged, or it would have been loaded and not made again
         unfinished.mkdir(parents=True)

@@ -43,6 +43,8 @@ class LoopState:
 
     def capture(self) -> dict[str, Any]:
         """The state as it is now, for Checkpoints.write; only while no exchange is in flight."""
+        if torch.accelerator.is_available():  # torchft's copies of the shared weights may be under way
+            torch.accelerator.synchronize()
         fragments = self.manager.fragment_states()
         return {
             "local": _tensors_of(self.model),

@@ -1,5 +1,6 @@
 """A checkpoint is whole and ours, or it isn't loaded."""
 
+import errno
 import json
 import logging
 from collections.abc import Callable
@@ -147,6 +148,20 @@ def test_a_checkpoint_that_can_not_be_written_is_an_error_of_the_next_round(tmp_
     made.write(1, state(1.0))
     with pytest.raises(CheckpointNotWritten, match=r"rank 3: no checkpoint in .*/file: .*Is the disk full"):
         made.write(2, state(2.0))
+
+
+def test_what_did_not_fit_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but whole checkpoints stays, so that the disk has room again."""
+    made = written(tmp_path, 1)
+
+    def full(tree: Any) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("trainer.checkpoint.json.dumps", full)
+    made.write(2, state(2.0))
+    with pytest.raises(CheckpointNotWritten, match="No space left on device"):
+        made.finish()
+    assert names(tmp_path) == ["round_000001.c0"]
 
 
 def test_no_round_is_contributed_to_before_its_checkpoint_is_on_the_disk(
