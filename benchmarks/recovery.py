@@ -1,6 +1,6 @@
 """What does a lost replica cost, when its rank alone is started again and the others wait for it?
 
-    python -m benchmarks.recovery [--step-ms 80] [--rounds 10]
+    python -m benchmarks.recovery [--step-ms 100] [--rounds 10]
 
 Replicas that sleep for each inner step, so that time is theirs and not this machine's, on a store on
 loopback. Every `EVERY` rounds one is killed in the middle of its inner steps and comes back after a
@@ -187,7 +187,7 @@ def measure(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--step-ms", type=float, default=80.0)
+    parser.add_argument("--step-ms", type=float, default=100.0)
     parser.add_argument("--rounds", type=int, default=10)
     given = parser.parse_args()
     forking.warm()

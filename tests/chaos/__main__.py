@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import tempfile
+import traceback
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,15 +63,13 @@ class Pool:
             play(schedule, self.folder / f"{index:04d}", self.folder / f"{index:04d}.json")
             os._exit(0)
         except BaseException:  # noqa: BLE001 - seen by the parent as a scene without an outcome
-            import traceback
-
             traceback.print_exc()
             os._exit(1)
 
     def _outcome(self, index: int, status: int) -> Outcome:
         file = self.folder / f"{index:04d}.json"
         if not file.exists():
-            return Outcome(LOST, f"the scene itself failed with status {status}")
+            return Outcome(UNFIRED, f"the scene itself failed with status {status}")
         outcome = Outcome(**json.loads(file.read_text()))
         file.unlink()
         return outcome
@@ -90,8 +89,8 @@ def main() -> int:
         quiet = [Schedule("undisturbed", "-", setting, expect=AGREE) for setting in _settings(chosen + bugs)]
         undisturbed = pool.play("undisturbed", quiet)
         hashes = {q.setting: o.weights_hash for q, o in zip(quiet, undisturbed, strict=True)}
-        if len(set(hashes.values())) < len(hashes):
-            print("runs of different settings ended with the same weights: nothing can be told by them")
+        if any(outcome.verdict != GOOD for outcome in undisturbed) or len(set(hashes.values())) < len(hashes):
+            print(f"undisturbed runs must all be good, and differ where their settings do: {undisturbed}")
             return 1
         outcomes = [o.beside(hashes[s.setting]) for s, o in _both(chosen, pool.play("disturbed", chosen))]
         planted = [o.beside(hashes[s.setting]) for s, o in _both(bugs, pool.play("planted", bugs))]

@@ -16,13 +16,16 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection as Pipe
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any, Final, NoReturn
 
 from tests.chaos import forking
 from tests.chaos.schedule import KILL_AFTER, KILL_BEFORE, KILL_LATE, STOP, TERM, Trigger
 from tests.support.fault_s3 import Connection, FaultS3
 from trainer.layout import RunLayout
 from trainer.run_spec import parse
+
+STOPS_WITHIN_S: Final = 30.0
 
 
 @dataclass
@@ -93,7 +96,7 @@ class _ChaosConnection(Connection):
         if fault == TERM:
             os.kill(process_of(headers), signal.SIGTERM)
         if fault == STOP:
-            os.kill(process_of(headers), signal.SIGSTOP)
+            _stop(process_of(headers))
             self.s3.stopped(process_of(headers), fault.trigger)
         goes_on = super()._put(key, query, headers, body, fault)
         self.s3.stored(key)
@@ -103,6 +106,23 @@ class _ChaosConnection(Connection):
         with self.s3.lock:
             if not (headers.get("if-none-match") == "*" and key in self.s3.objects):
                 self.s3.objects[key] = body
+
+
+def _stop(process: int) -> None:
+    """Return when every thread stands still: on busy cores some run on for a while after the signal."""
+    os.kill(process, signal.SIGSTOP)
+    deadline_s = time.monotonic() + STOPS_WITHIN_S
+    while any(_state_of(thread) not in ("T", None) for thread in Path(f"/proc/{process}/task").iterdir()):
+        assert time.monotonic() < deadline_s, f"process {process} did not stop"
+        time.sleep(0.001)
+
+
+def _state_of(thread: Path) -> str | None:
+    """Linux proc(5): the letter after the name in brackets; None for a thread that has ended."""
+    try:
+        return (thread / "stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return None
 
 
 def _go_on(process: int) -> None:
