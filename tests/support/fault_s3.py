@@ -99,9 +99,7 @@ class FaultS3:
     requests: list[tuple[str, str]] = field(default_factory=list)  # (verb, key)
     uploads: dict[str, Upload] = field(default_factory=dict)  # by id
     upload_bytes_per_s: float | None = None  # each PUT's body takes this long; the benchmark of overlap
-    lock: threading.Condition = field(
-        default_factory=threading.Condition
-    )  # notified of requests, objects
+    lock: threading.Condition = field(default_factory=threading.Condition)  # notified of requests, objects
 
     def __enter__(self) -> "FaultS3":
         handler = type("Handler", (_Connection,), {"s3": self})
