@@ -19,7 +19,7 @@ from trainer.model import build_model
 from trainer.rendezvous.errors import NonFinite
 from trainer.rendezvous.object_store import ObjectStore
 from trainer.rendezvous.state_hash import weights_hash
-from trainer.run_spec import InvalidRunParameters, parse
+from trainer.run_spec import parse
 
 
 def run(
@@ -65,13 +65,6 @@ def test_a_model_is_a_function_of_its_seed_and_leaves_the_random_state_alone() -
     ]
     assert hashes[0] == hashes[1] != hashes[2]
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_an_unknown_model_is_refused_with_the_list(store: ObjectStore, tmp_path: Path) -> None:
-    with pytest.raises(
-        InvalidRunParameters, match="model_name: must be one of tiny-random, small-random, not 'gpt'"
-    ):
-        run(store, tmp_path, model_name="gpt")
 
 
 def test_warm_up_and_cosine() -> None:
