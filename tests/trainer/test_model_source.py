@@ -20,7 +20,6 @@ from trainer.model_loading import attention_implementation, load_model, load_tok
 from trainer.model_source import model_folder
 from trainer.rendezvous.state_hash import weights_hash
 from trainer.replica_entrypoint import _model
-from trainer.run_file import Run
 from trainer.run_spec import InvalidRunParameters, parse
 
 CPU = torch.device("cpu")
@@ -61,8 +60,10 @@ def test_a_slash_at_the_end_names_a_prefix_of_the_runs_own_store() -> None:
     class Store:
         address = staticmethod("s3://bucket/{}".format)
 
-    run: Any = type("AnyRun", (), {"store": Store})
-    assert isinstance(Run, type)
+    class OfOwnStore:
+        store = Store
+
+    run: Any = OfOwnStore
     names = [
         "diloco-in/models/mine/",
         "org/name",
@@ -193,9 +194,7 @@ def test_a_model_that_cant_be_used_is_named_with_what_is_wrong(
 
 def test_a_missing_tokenizer_is_told_with_the_way_out(tmp_path: Path) -> None:
     source = write_model("llama", tmp_path / "source", tokenizer=False)
-    with pytest.raises(
-        BadModel, match="no tokenizer can be read from it; name one with tokenizer_name, 'bytes'"
-    ):
+    with pytest.raises(BadModel, match="no tokenizer can be read from it; name one with tokenizer_name, "):
         load(tmp_path, model_name=str(source))
 
 
@@ -208,9 +207,7 @@ def test_where_the_hub_cant_be_reached_the_way_round_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        BadModel, match="model_name org/none: the hub can't be reached .* diloco-in/models/NAME/"
-    ):
+    with pytest.raises(BadModel, match="org/none: the hub can't be reached .* diloco-in/models/NAME/"):
         load(tmp_path, model_name="org/none", tokenizer_name="bytes")
     with pytest.raises(BadModel, match="the hub has no such model"):
         load(tmp_path, model_name="no/such/id", tokenizer_name="bytes")
@@ -223,9 +220,7 @@ def test_a_bucket_without_such_a_folder_is_told(tmp_path: Path) -> None:
         load(tmp_path, model_name="odd://models", tokenizer_name="bytes")
 
 
-@pytest.mark.parametrize(
-    ("pattern", "text"), [("(", "no regular expression"), ("x{9}", "fits none of the 21")]
-)
+@pytest.mark.parametrize(("pattern", "text"), [("(", "no regular"), ("x{9}", "fits none of the 21")])
 def test_a_trainable_that_chooses_nothing_is_refused(
     pattern: str, text: str, source: Path, tmp_path: Path
 ) -> None:
