@@ -34,9 +34,7 @@ def choose_trainable(model: PreTrainedModel, spec: RunSpec) -> PreTrainedModel:
             raise InvalidRunParameters({"trainable": f"is no regular expression: {error}"}) from error
         if not chosen:
             raise InvalidRunParameters(
-                {
-                    "trainable": f"fits none of the model's {len(named)} parameters, such as {next(iter(named))}"
-                }
+                {"trainable": f"fits none of the {len(named)} parameters, such as {next(iter(named))}"}
             )
         for name, parameter in named.items():
             parameter.requires_grad_(name in chosen)
@@ -69,4 +67,5 @@ def _with_lora(model: PreTrainedModel, spec: RunSpec) -> PreTrainedModel:
             adapted = get_peft_model(model, config)
     except ValueError as error:
         raise BadModel(f"model_name {spec.model_name}: lora_targets {spec.lora_targets}: {error}") from error
-    return adapted  # it passes on what it hasn't to the model in it
+    # It passes on to the model in it whatever it hasn't itself.
+    return adapted

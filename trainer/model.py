@@ -10,8 +10,6 @@ from typing import Final
 import torch
 from transformers import ByT5Tokenizer, LlamaConfig, LlamaForCausalLM
 
-from trainer.run_spec import InvalidRunParameters
-
 BYTE_OFFSET: Final = 3  # ByT5: 0 padding, 1 end of sequence, 2 unknown, then the 256 bytes
 VOCABULARY: Final = BYTE_OFFSET + 256
 
@@ -23,9 +21,7 @@ BUILT_IN: Final = {
 
 
 def build_model(name: str, *, seq_len: int, seed: int) -> LlamaForCausalLM:
-    """A built-in model in float32, its weights drawn from `seed`. Raises InvalidRunParameters."""
-    if name not in BUILT_IN:
-        raise InvalidRunParameters({"model_name": f"must be one of {', '.join(BUILT_IN)}, not {name!r}"})
+    """A built-in model in float32, its weights drawn from `seed`."""
     hidden, feed_forward, layers, heads = BUILT_IN[name]
     config = LlamaConfig(
         vocab_size=VOCABULARY,

@@ -137,14 +137,12 @@ def _with_weights(
 
 
 def _causal_class(what: str, config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """transformers' class that predicts the next token. Raises BadModel where the model is of another kind."""
+    """transformers' class that predicts the next token. Raises BadModel for a model of another kind."""
     kind = AutoModelForCausalLM._model_mapping.get(type(config), None)
     named = list(getattr(config, "architectures", None) or [])
     if kind is None or config.is_encoder_decoder or any(name.endswith("ForMaskedLM") for name in named):
-        raise BadModel(
-            f"{what}: {', '.join(named) or config.model_type} is no causal language model, which predicts the "
-            "next token"
-        )
+        shown = ", ".join(named) or config.model_type
+        raise BadModel(f"{what}: {shown} is no causal language model, one that predicts the next token")
     if isinstance(kind, tuple):
         kind = kind[0]
     found: type[PreTrainedModel] = kind
@@ -156,12 +154,13 @@ def _check_sizes(spec: RunSpec, config: PreTrainedConfig, tokenizer: PreTrainedT
     longest = getattr(text, "max_position_embeddings", None)
     if longest is not None and spec.seq_len > longest:
         raise BadModel(
-            f"model_name {spec.model_name}: takes at most {longest} tokens: seq_len is {spec.seq_len}"
+            f"model_name {spec.model_name}: takes at most {longest} tokens, and seq_len is {spec.seq_len}"
         )
     if len(tokenizer) > text.vocab_size:
+        which = spec.tokenizer_name or "beside it"
         raise BadModel(
-            f"model_name {spec.model_name}: knows {text.vocab_size} tokens, and the tokenizer "
-            f"{spec.tokenizer_name or 'that belongs to it'} has {len(tokenizer)}: name its own as tokenizer_name"
+            f"model_name {spec.model_name}: knows {text.vocab_size} tokens, and the tokenizer {which} has "
+            f"{len(tokenizer)}: name the model's own as tokenizer_name"
         )
 
 

@@ -14,8 +14,8 @@ class TrainingParameters(BaseModel):
     # What to train, on what
     model_name: str = Field(
         "tiny-random", min_length=1, max_length=200, pattern=ONE_LINE,
-        description="What to train: tiny-random or small-random (built in, random weights), a hub id, an s3:// "
-        "or file:// URI, a prefix of the run's own bucket with a slash at its end, or an absolute folder.",
+        description="What to train: tiny-random or small-random (built in, random weights), a hub id, an "
+        "s3:// or file:// URI, a prefix of the run's own bucket with a slash at its end, or a folder.",
     )  # fmt: skip
     from_scratch: bool = Field(
         False, description="Take the model's configuration only, and draw its weights from the seed."
@@ -33,7 +33,7 @@ class TrainingParameters(BaseModel):
         0, ge=0, le=1024,
         description="Rank of low-rank adapters (LoRA), trained in place of the model; 0 is none.",
     )  # fmt: skip
-    lora_alpha: float = Field(16.0, gt=0, le=4096, description="Adapters count lora_alpha / lora_rank times.")
+    lora_alpha: Int = Field(16, ge=1, le=4096, description="Adapters count lora_alpha / lora_rank times.")
     lora_targets: str = Field(
         "all-linear", min_length=1, max_length=250, pattern=ONE_LINE,
         description="Layers that get an adapter: all-linear, or ends of module names, separated by commas.",
