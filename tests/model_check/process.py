@@ -9,16 +9,15 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from tests.model_check import invariants
+from tests.model_check.averaging import announce, apply, average, gather_slices, mean_under, put_slice
 from tests.model_check.moves import Move, Turn, creating
 from tests.model_check.state import (
     TORN,
     Contribution,
-    MeanSlice,
     Roster,
     Rule,
     bits,
     flipped,
-    mean_of,
     outer_step,
 )
 
@@ -70,7 +69,7 @@ def _replay(turn: Turn, name: str, round_index: int, shared: int, head: int) -> 
         roster: Roster = turn.log["roster", k]
         if turn.setting.keeps(Rule.BASE_HASH) and roster.base_hash != shared:
             return turn.move(f"replays from {name}, is the odd one out", at="odd")
-        shared = outer_step(shared, _mean(turn, roster))
+        shared = outer_step(shared, mean_under(turn, roster))
     return _arrive(turn, f"replays from {name}", head, shared)
 
 
@@ -87,7 +86,7 @@ def begin_round(turn: Turn) -> Iterator[Move]:
     elif _is_superseded(turn):
         yield turn.move("finds a later claim", at="superseded")
     elif ("roster", process.round) in log:
-        yield from _apply(turn, log["roster", process.round])
+        yield from apply(turn, log["roster", process.round])
     else:
         yield turn.move("begins", at="payload" if turn.setting.keeps(Rule.PAYLOAD_FIRST) else "contribute")
     if turn.state.faults.flips:
@@ -172,96 +171,6 @@ def _commit(turn: Turn, found: list[tuple[int, Contribution]]) -> Iterator[Move]
             yield turn.move(
                 what, **made.effects, in_doubt=False, roster=standing, at=after, slice=turn.process.rank
             )
-
-
-def average(turn: Turn) -> Iterator[Move]:
-    """average_whole, should_commit and torchft's outer step: nothing of it leaves the process."""
-    yield from _apply(turn, turn.process.roster)
-
-
-def put_slice(turn: Turn) -> Iterator[Move]:
-    """ShardedMean._compute of its own slice, up to the payload."""
-    process = turn.process
-    key, made = _slice_payload(turn, process.slice)
-    after = "announce" if turn.setting.keeps(Rule.PUBLISHED) else "slices"
-    yield turn.move(f"puts slice {process.slice}", puts=((key, made),), at=after)
-
-
-def _slice_payload(turn: Turn, index: int) -> tuple[tuple[str, int, int, int, int], int]:
-    process = turn.process
-    key = ("mean payload", process.round, index, process.rank, process.claim)
-    return key, bits("slice", index, _mean(turn, process.roster))
-
-
-def announce(turn: Turn) -> Iterator[Move]:
-    """RunLog.announce_slice: whose announcement stands doesn't matter, the bits are the same."""
-    process = turn.process
-    ours = MeanSlice(process.roster, *_slice_payload(turn, process.slice))
-    for made in creating(turn, ("mean", process.round, process.slice), ours):
-        what = f"{made.what} slice {process.slice}"
-        if made.standing is None:
-            yield turn.move(what, **made.effects, in_doubt=True)
-        else:
-            yield turn.move(what, **made.effects, in_doubt=False, at="slices")
-
-
-def gather_slices(turn: Turn) -> Iterator[Move]:
-    """ShardedMean.run: fetch what is announced, take over what is late, leave where the run is given up."""
-    process, log = turn.process, turn.log
-    missing = [i for i in range(turn.setting.ranks) if ("mean", process.round, i) not in log]
-    if not missing or not turn.setting.keeps(Rule.PUBLISHED):
-        yield from _apply(turn, process.roster)
-        return
-    for index in missing:
-        key, made = _slice_payload(turn, index)
-        yield turn.move(f"takes over slice {index}", puts=((key, made),), at="announce", slice=index)
-    if ("abort",) in log:
-        yield turn.move("finds the run given up", at="peer lost")
-
-
-def _mean(turn: Turn, roster: Roster) -> int:
-    """Averaging.mean_chunks: the members' verified payloads in rank order.
-
-    A process takes its own part from memory where the roster means the payload that it has put.
-    """
-    return mean_of([turn.log.get(entry.payload_key, -1) for _, entry in sorted(roster.members)])
-
-
-def _apply(turn: Turn, roster: Roster) -> Iterator[Move]:
-    """The mean through the outer step; for all ranks the same, checked against who was first."""
-    process, setting = turn.process, turn.setting
-    if setting.keeps(Rule.BASE_HASH) and roster.base_hash != process.shared:
-        yield turn.move("is the odd one out", at="odd")  # ObjectStoreAllReduce._require_base
-        return
-    means = [("applies the mean", _mean(turn, roster), None)]
-    if not setting.keeps(Rule.RANK_ORDER):
-        parts = [turn.log[entry.payload_key] for _, entry in sorted(roster.members, reverse=True)]
-        means.append(("applies the mean, the last rank's part first", mean_of(parts), None))
-    if turn.state.faults.damages:
-        if setting.keeps(Rule.VERIFIED):
-            yield turn.move("can't get a payload as it was put", fault="damages", at="damaged")
-        else:
-            means.append(("applies the mean of damaged bytes", bits("damaged"), "damages"))
-    for what, mean, fault in means:
-        key = ("applied", process.round)  # no object of the store: what the model remembers of the first
-        try:
-            invariants.applying(setting, turn.log, process, roster, mean)
-        except invariants.Violation as violation:
-            yield Move(f"{turn.label}: {what}", violation, fault is None, turn.index)
-            continue
-        yield turn.move(
-            what,
-            puts=() if key in turn.log else ((key, (roster, mean)),),
-            fault=fault,
-            at="checkpoint",
-            round=process.round + 1,
-            shared=outer_step(process.shared, mean),
-            ours=None,
-            roster=None,
-            slice=-1,
-        )
-    if not setting.keeps(Rule.COMMITTED_IS_APPLIED):
-        yield turn.move("passes over the mean", at="checkpoint", round=process.round + 1)
 
 
 def checkpoint(turn: Turn) -> Iterator[Move]:

@@ -30,6 +30,10 @@ class Rule(Enum):
     VERIFIED = "10: bytes read, of payloads and of checkpoints, are taken for what they should be"
     BOUNDED_WAIT = "11: a wait has no end, neither by time nor by the abort marker"
 
+    @property
+    def number(self) -> int:
+        return int(self.value.split(":")[0])
+
 
 class Faults(NamedTuple):
     """How many of each may still happen."""
