@@ -57,7 +57,7 @@ def _with_lora(model: PreTrainedModel, spec: RunSpec) -> PreTrainedModel:
         task_type=TaskType.CAUSAL_LM,
         base_model_name_or_path=spec.model_name,
         r=spec.lora_rank,
-        lora_alpha=spec.lora_alpha,  # type: ignore[arg-type]  # peft divides it, and takes any number
+        lora_alpha=spec.lora_alpha,
         target_modules=ALL_LINEAR if targets == [ALL_LINEAR] else targets,
     )
     model.name_or_path = spec.model_name  # what peft writes down; weights may come from a folder now gone
