@@ -53,6 +53,13 @@ class Pool:
             process, status = os.wait()
             index = running.pop(process)
             outcomes[index] = self._outcome(index, status)
+            if len(outcomes) % 25 == 0:
+                bad = sum(outcome.verdict != GOOD for outcome in outcomes.values())
+                print(
+                    f"{name}: {len(outcomes)} of {len(schedules)}, {bad} not good",
+                    file=sys.stderr,
+                    flush=True,
+                )
         return [outcomes[index] for index in range(len(schedules))]
 
     def _fork(self, schedule: Schedule, index: int) -> int:

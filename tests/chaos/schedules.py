@@ -71,6 +71,11 @@ def killed_mid_slice() -> Iterator[Schedule]:
         rank, round_index = _drawn(point, loop, seed, ranks=3)
         trigger = Trigger("PUT", key(round_index, rank), what)
         yield Schedule("SIGKILL", point, Setting(3, *loop), rank, (trigger,), sharded=True, seed=seed)
+    for (point, (key, what)), (wire, mean) in product(points.items(), WIRES):
+        rank, round_index = _drawn(point, wire, mean, ranks=3)
+        trigger = Trigger("PUT", key(round_index, rank), what)
+        setting = Setting(3, 2, 1, 0.5, wire, mean)
+        yield Schedule("SIGKILL, other wire formats", point, setting, rank, (trigger,), sharded=True)
 
 
 def killed_on_every_wire() -> Iterator[Schedule]:
