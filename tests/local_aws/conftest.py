@@ -160,6 +160,8 @@ class Account:
     def job_log(self, name: str) -> list[str]:
         """Every line of a job, those of a spot job's instances one after another."""
         logs, group = self.client("logs"), "/aws/sagemaker/TrainingJobs"
+        if not logs.describe_log_groups(logGroupNamePrefix=group)["logGroups"]:
+            return []  # the account's first job makes it
         streams = logs.describe_log_streams(logGroupName=group, logStreamNamePrefix=f"{name}/")["logStreams"]
         return [
             event["message"]
