@@ -21,6 +21,7 @@ from trainer.rendezvous.run_log import read_json
 EVAL_BATCH: Final = 16
 TAKE_OVER_S: Final = 60.0  # a share is a matter of seconds; a rank that is later was lost or is busy
 POLL_S: Final = 0.2
+SLOWEST_POLL_S: Final = 2.0
 
 
 @dataclass(frozen=True)
@@ -71,16 +72,23 @@ class Evaluation:
 
         The model must hold the weights after `rounds`. Raises Stopped where this process was asked to.
         """
-        clock = self.manager.clock
-        began_s = clock.now()
-        while missing := [r for r in range(self.world_size) if self._find(rounds, r) is None]:
+        clock, shares = self.manager.clock, dict[int, Share]()
+        began_s, pause_s = clock.now(), POLL_S
+        while True:
+            missing = [rank for rank in range(self.world_size) if rank not in shares]
+            shares |= {rank: s for rank in missing if (s := self._find(rounds, rank)) is not None}
+            missing = [rank for rank in missing if rank not in shares]
+            if not missing:
+                return _mean(
+                    [shares[rank] for rank in sorted(shares)]
+                )  # in one order: the same sum everywhere
             self.manager.check_stop()
             if clock.now() - began_s >= TAKE_OVER_S:
                 for rank in missing:
                     self._create(rounds, rank, self._evaluate(rank))
             else:
-                clock.sleep(POLL_S)
-        return self.standing_loss(rounds)
+                clock.sleep(pause_s)
+                pause_s = min(1.5 * pause_s, SLOWEST_POLL_S)
 
     def standing_loss(self, rounds: int) -> float:
         """The loss after `rounds` over the shares that stand; not a number where there are none."""

@@ -73,6 +73,7 @@ class InnerLoop:
             last_loss = self._evaluation.loss_after(last)
         if self.rank == 0:
             self._report_evaluation(last, last_loss)
+        self._evaluation.look(self._report_evaluation)
         self.metrics.close()
         return self._evaluation.standing_loss(first), last_loss
 

@@ -64,9 +64,9 @@ class RoundMetrics:
         self._manager.report(**{name: value for name, value in shown.items() if value is not None})
 
     def close(self) -> None:
-        """Have the sinks write what they still hold."""
+        """Have the sinks write what they still hold, after all that is to be written before."""
         for sink in self._sinks:
-            sink.close()
+            self._manager.later(sink.close)
 
 
 def tensorboard_of(model_dir: Path, rank: int) -> "TensorBoard":
@@ -84,8 +84,8 @@ class TensorBoard:
     def __init__(self, folder: Path) -> None:
         from tensorboardX import SummaryWriter
 
-        # flush_secs: SageMaker uploads the folder while the job runs.
-        self._writer = SummaryWriter(str(folder), flush_secs=30)
+        # SageMaker uploads the folder while the job runs, and a job that fails closes nothing.
+        self._writer = SummaryWriter(str(folder), flush_secs=5)
 
     def write(self, inner_step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():

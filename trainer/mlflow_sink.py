@@ -54,7 +54,12 @@ class MlflowSink:
         self._manager.later(lambda: self._try(lambda: self._write(inner_step, dict(values))))
 
     def close(self) -> None:
-        self._manager.later(lambda: self._try(lambda: self._client.set_terminated(self._started())))
+        """Called where writes to the store are made, after them."""
+        self._try(self._finish)
+
+    def _finish(self) -> None:
+        run_id = self._started()
+        self._client.set_terminated(run_id)
 
     def _write(self, inner_step: int, values: Mapping[str, float]) -> None:
         run_id = self._started()

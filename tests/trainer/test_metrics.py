@@ -69,10 +69,12 @@ def events(folder: Path) -> list[tuple[str, int, float]]:
 def test_tensorboard_finds_a_ranks_events_where_sagemaker_uploads_them_from(
     store: ObjectStore, tmp_path: Path
 ) -> None:
-    metrics = RoundMetrics(manager(store, 3, 4), 3, [tensorboard_of(tmp_path / "model", 3)])
+    its = manager(store, 3, 4)
+    metrics = RoundMetrics(its, 3, [tensorboard_of(tmp_path / "model", 3)])
     metrics.report(round_index=0, inner_step=20, train_loss=2.5, mean_cosine=0.5)
     metrics.report(round_index=0, inner_step=20, eval_loss=3.0)
     metrics.close()
+    its._reporter.close("finished")
     assert events(tmp_path / "output/tensorboard/rank_0003") == [
         ("train_loss", 20, 2.5), ("mean_cosine", 20, 0.5), ("eval_loss", 20, 3.0),
     ]  # fmt: skip
