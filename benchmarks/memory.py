@@ -82,7 +82,7 @@ def setup(rank: int, folder: str, replicas: int, parameters: dict[str, Any]) -> 
     warm = {
         "total_steps": 1,
         "sync_every": 1,
-    }  # what is loaded once, with the first run of all, is no model's
+    }  # what is loaded once belongs to no model
     warmed = manager(open_store("memory://"), 0, 1)
     train.diloco_train(manager=warmed, rank=0, world_size=1, model_dir=Path(folder) / f"warm{rank}", **warm)
 
