@@ -71,7 +71,7 @@ NOT_WORTH_A_RELAUNCH: Final = (
     "Superseded",
 )
 # The exit codes that say the same: all there is where the disk was too full for the failure text.
-FINAL_EXIT_CODES: Final = tuple(range(10, 20))
+FINAL_EXIT_CODES: Final = (9, *range(10, 20), 23)
 # SageMaker puts a word of its own before what the container wrote into output/failure, and the exit code
 # after it. A ClientError is what it says of a request that can't be met: no such data, no such image.
 _FINAL: Final = (

@@ -23,12 +23,19 @@ TRAINING = {
 }
 
 
+WHOLE = ("index.json", "state.json", "tensors.safetensors")  # the files of a checkpoint
+
+
 def held_in_round(deployed: Deployed, name: str, round_index: int, ranks: int) -> list[dict[str, Any]]:
-    """Every rank's claim, once the round before is committed and applied everywhere."""
+    """Every rank's claim, once the round before is applied everywhere, and the checkpoint of it copied."""
     keys = RunLayout(name)
     claims = [deployed.claim(name, rank) for rank in range(ranks)]
     events = [keys.event(round_index - 1, rank) for rank in range(ranks)]
     deployed.wait_until(lambda: all(map(deployed.keys, events)), f"{name} comes to round {round_index}")
+    files = [
+        f"{keys.checkpoint_prefix(r)}/round_{round_index:06d}.c0/{f}" for r in range(ranks) for f in WHOLE
+    ]
+    deployed.wait_until(lambda: all(map(deployed.keys, files)), f"{name}'s checkpoints are in the bucket")
     return claims
 
 
@@ -41,7 +48,18 @@ def succeeded(deployed: Deployed, arn: str) -> dict[str, Any]:
     return summary
 
 
-def test_rank_2_killed_with_9_in_round_3_comes_back_as_a_job_of_its_own(deployed: Deployed) -> None:
+@pytest.fixture(scope="module")
+def undisturbed(deployed: Deployed) -> str:
+    """The hash of the weights that the same run ends with when it is left alone."""
+    let_go(deployed, "undisturbed")
+    summary = succeeded(deployed, deployed.start("undisturbed", TRAINING))
+    weights_hash: str = summary["weights_hash"]
+    return weights_hash
+
+
+def test_rank_2_killed_with_9_in_round_3_comes_back_as_a_job_of_its_own(
+    deployed: Deployed, undisturbed: str
+) -> None:
     arn = deployed.start("killed-2", TRAINING)
     claims = held_in_round(deployed, "killed-2", HELD_ROUND, ranks=3)
     os.kill(claims[2]["pid"], signal.SIGKILL)
@@ -51,6 +69,7 @@ def test_rank_2_killed_with_9_in_round_3_comes_back_as_a_job_of_its_own(deployed
     summary = succeeded(deployed, arn)
     assert [row["attempts"] for row in summary["replicas"]] == [1, 1, 2]
     assert [row["rounds"] for row in summary["replicas"]] == [6, 6, 6]
+    assert summary["weights_hash"] == undisturbed
     jobs = deployed.jobs(arn)
     assert {name: job["TrainingJobStatus"] for name, job in jobs.items()} == {
         "r0-a0": "Completed", "r1-a0": "Completed", "r2-a0": "Failed", "r2-a1": "Completed",
@@ -60,18 +79,21 @@ def test_rank_2_killed_with_9_in_round_3_comes_back_as_a_job_of_its_own(deployed
 
 
 @pytest.mark.parametrize("sigterm", [True, False], ids=["asked", "killed"])
-def test_a_spot_instance_taken_back_costs_no_attempt(deployed: Deployed, sigterm: bool) -> None:
+def test_a_spot_instance_taken_back_costs_no_attempt(
+    deployed: Deployed, undisturbed: str, sigterm: bool
+) -> None:
     """SageMaker starts the job again under its name; the state machine hears nothing of it."""
     name = f"spot-{'asked' if sigterm else 'killed'}"
-    arn = deployed.start(name, {**HELD, "use_spot": True})
-    claims = holds(deployed, name)
+    arn = deployed.start(name, {**TRAINING, "n_replicas": 3, "use_spot": True})
+    claims = held_in_round(deployed, name, HELD_ROUND, ranks=3)
     deployed.bring(f"{name}-*-r1-a0", "interrupted", sigterm=sigterm)
     again = deployed.claim(name, 1, number=1)
     assert again["job"] == claims[1]["job"] == f"{name}-{job_hash(arn)}-r1-a0"
     assert again["pid"] != claims[1]["pid"]
     let_go(deployed, name)
     summary = succeeded(deployed, arn)
-    assert [row["attempts"] for row in summary["replicas"]] == [1, 1]
+    assert summary["weights_hash"] == undisturbed
+    assert [row["attempts"] for row in summary["replicas"]] == [1, 1, 1]
     job = deployed.jobs(arn)["r1-a0"]
     assert job["EnableManagedSpotTraining"] is True
     assert [transition["Status"] for transition in job["SecondaryStatusTransitions"]] == [

@@ -56,6 +56,7 @@ BREAKS = [
 # A name that is gone means that the protocol has changed: look whether its model has to.
 STANDS_FOR = {
     "claim": "rendezvous.run_log:RunLog.take_claim",
+    "checkpoint": "checkpoint:Checkpoints.write",
     "restore": "rendezvous.manager:ObjectStoreManager.catch_up",
     "round": "rendezvous.allreduce:ObjectStoreAllReduce.run",
     "payload": "rendezvous.contributing:Contributor.contribute",
