@@ -93,7 +93,7 @@ def _run_replica(run: Run, rank: int, base: Path, stop: threading.Event, *, job:
     model_dir = base / "model"
     model_dir.mkdir(parents=True, exist_ok=True)
     parameters = spec.trainer_parameters() | {
-        "dataset_uri": _data_uri(run, _channel(base) or spec.dataset_uri),
+        "dataset_uri": _channel(base) or _data_uri(run, spec.dataset_uri),
         "validation_uri": _data_uri(run, spec.validation_uri),
         "model_name": _model(run, spec.model_name),
         "tokenizer_name": _model(run, spec.tokenizer_name),
@@ -183,7 +183,7 @@ def _trainer_function(module_name: str, function_name: str) -> Callable[..., Map
 def _channel(base: Path) -> str | None:
     """The folder in which SageMaker has laid out the data set, if it has."""
     channel = base / "input" / "data" / layout.DATA_CHANNEL
-    return channel.as_uri() if channel.is_dir() else None
+    return str(channel) if channel.is_dir() else None
 
 
 def _data_uri(run: Run, uri: str) -> str:
