@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import hashlib
 import json
 import lzma
 from collections.abc import Callable, Sequence
@@ -25,8 +26,11 @@ PACKERS: Final[dict[str, Callable[[bytes], bytes]]] = {
 
 
 def numbered(count: int) -> list[str]:
-    """Texts of 1 to 60 bytes, none like another."""
-    return [f"<{number}>" + "abcdefgh" * (number * 7 % 8) for number in range(count)]
+    """Texts of 3 to 60 bytes, no part of one like a part of another."""
+    return [
+        f"<{number}>" + hashlib.sha256(str(number).encode()).hexdigest()[: 8 * (number * 7 % 8)]
+        for number in range(count)
+    ]
 
 
 def write(path: Path, texts: Sequence[Any], *, field: str = "text", group_rows: int = 4) -> None:

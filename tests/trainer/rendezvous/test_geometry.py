@@ -51,6 +51,13 @@ def test_every_value_is_in_one_chunk_of_one_slice(numel: int, ranks: int) -> Non
     assert end == numel
 
 
+def test_the_last_slice_has_only_the_chunks_that_are_left() -> None:
+    cut = Geometry(numel=4 * BLOCK + 1, chunk_elements=BLOCK, chunks_per_slice=2)
+    assert (cut.chunks, cut.slices) == (5, 3)
+    assert [list(cut.chunks_of(number)) for number in range(3)] == [[0, 1], [2, 3], [4]]
+    assert (cut.chunk(4), cut.count(4)) == (slice(4 * BLOCK, 4 * BLOCK + 1), 1)
+
+
 @settings(max_examples=200, deadline=None)
 @given(numel=st.integers(1, 2**30), ranks=st.integers(1, 40))
 def test_slices_are_few_and_chunks_are_small(numel: int, ranks: int) -> None:
