@@ -7,9 +7,9 @@ its learning rate and the outer step are the trainer's.
 
 import hashlib
 import sysconfig
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from trainer.inner_optimizer import learning_rate, make_inner_optimizer
 from trainer.outer_optimizer import OuterNesterov
+from trainer.rendezvous.wire import FORMATS, WireFormat
 from trainer.run_spec import RunSpec, parse
 
 HELD_OUT_WINDOWS: Final = 256
@@ -40,6 +41,7 @@ class Setting:
     momentum_warmup_rounds: int = 0
     lr: float = 3e-3
     inner_optimizer: str = "adamw"
+    wire_dtype: str = "fp32"  # how pseudo-gradients travel, error feedback included
 
     def spec(self, seed: int) -> RunSpec:
         return parse(
@@ -103,6 +105,7 @@ def train(setting: Setting, text: Text, size: str, seed: int) -> float:
     locals_ = [make_model(size, seq_len, seed) for _ in range(setting.replicas)]
     optimizers = [make_inner_optimizer(model, spec) for model in locals_]
     ranks = max(setting.replicas, 1)
+    wire = Wire(FORMATS[setting.wire_dtype], setting.replicas)
     for first in range(0, setting.steps, setting.sync_every):
         for rank, (model, optimizer) in enumerate(zip(locals_, optimizers, strict=True)):
             for step in range(first, first + setting.sync_every):
@@ -110,7 +113,7 @@ def train(setting: Setting, text: Text, size: str, seed: int) -> float:
         if setting.momentum_warmup_rounds:
             grown = min(1.0, first / setting.sync_every / setting.momentum_warmup_rounds)
             outer.param_groups[0]["momentum"] = setting.outer_momentum * grown
-        _outer_step(shared, outer, locals_)
+        _outer_step(shared, outer, locals_, wire)
     return evaluate(shared, text)
 
 
@@ -125,13 +128,33 @@ def _inner_step(
     optimizer.step()
 
 
+@dataclass
+class Wire:
+    """What each replica's pseudo-gradient is after its wire format; what that loses is sent the next time."""
+
+    format: WireFormat
+    replicas: int
+    unsent: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+
+    def through(self, replica: int, index: int, values: torch.Tensor) -> torch.Tensor:
+        if self.format.is_exact:
+            return values
+        whole = values + self.unsent.get((replica, index), torch.zeros(()))
+        flat = whole.flatten().numpy()
+        decoded = self.format.decode(memoryview(self.format.encode(flat)), len(flat))
+        arrived = torch.from_numpy(decoded.copy()).view_as(values)
+        if self.format.has_scales:
+            self.unsent[replica, index] = whole - arrived
+        return arrived
+
+
 @torch.no_grad()
-def _outer_step(shared: nn.Module, outer: OuterNesterov, locals_: list[nn.Module]) -> None:
+def _outer_step(shared: nn.Module, outer: OuterNesterov, locals_: list[nn.Module], wire: Wire) -> None:
     """Algorithm 1's outer step, then everybody starts from the shared weights."""
     replicas = [list(model.parameters()) for model in locals_]
     for index, parameter in enumerate(shared.parameters()):
-        pseudo_gradients: Any = torch.stack([parameter - replica[index] for replica in replicas])
-        parameter.grad = pseudo_gradients.mean(dim=0)
+        sent = [wire.through(rank, index, parameter - own[index]) for rank, own in enumerate(replicas)]
+        parameter.grad = torch.stack(sent).mean(dim=0)
     outer.step()
     for replica in replicas:
         for theirs, ours in zip(replica, shared.parameters(), strict=True):

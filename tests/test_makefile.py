@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 
@@ -56,14 +57,19 @@ def test_the_makefile_and_the_dockerfile_install_the_same_torch() -> None:
         assert re.findall(rf"^{given} := (\S+)$", made, re.MULTILINE) == re.findall(taken, built)
 
 
+def _canonical(pin: str) -> str:
+    name, _, version = pin.partition("==")
+    return f"{canonicalize_name(name)}=={version}"
+
+
 def test_the_lock_holds_what_the_image_asks_for_and_what_torch_needs() -> None:
     """Without a network: a requirement changed, or a torch with other needs, and no `make lock`."""
     lock = (ROOT / "container" / "requirements.lock").read_text()
     entries = re.split(r"\n(?=[a-z])", lock.partition("make lock\n")[2])
-    pinned = {entry.split()[0] for entry in entries}
+    pinned = {_canonical(entry.split()[0]) for entry in entries}
     assert all("--hash=sha256:" in entry for entry in entries)
     asked = (ROOT / "container" / "requirements.txt").read_text().splitlines()
-    assert {line for line in asked if "==" in line} <= pinned
+    assert {_canonical(line) for line in asked if "==" in line} <= pinned
     names = {entry.partition("==")[0] for entry in pinned}
     needs = [Requirement(line) for line in importlib.metadata.requires("torch") or []]
     ours = {need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})}

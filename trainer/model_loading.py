@@ -5,6 +5,7 @@ Any causal language model that transformers has code for. Its own code is never 
 would be lost to bfloat16's rounding; autocast does the fast arithmetic.
 """
 
+import threading
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +28,11 @@ from trainer.model_source import model_folder
 from trainer.run_spec import RunSpec
 
 BYTES: Final = "bytes"  # the tokenizer_name of the built-in one
+
+
+# transformers changes its own classes for as long as it loads a model: two at once leave them changed,
+# and weights untied ever after. Only tests have several replicas in one process.
+_ONE_AT_A_TIME: Final = threading.Lock()
 
 
 def load_tokenizer(spec: RunSpec, scratch: Path) -> PreTrainedTokenizerBase:
@@ -58,6 +64,13 @@ def load_model(
 
     With lora_rank it is peft's model around it. Raises BadModel naming what is wrong with it.
     """
+    with _ONE_AT_A_TIME:
+        return _load_model(spec, tokenizer, device, scratch)
+
+
+def _load_model(
+    spec: RunSpec, tokenizer: PreTrainedTokenizerBase, device: torch.device, scratch: Path
+) -> PreTrainedModel:
     if spec.model_name in BUILT_IN:
         model: PreTrainedModel = build_model(spec.model_name, seq_len=spec.seq_len, seed=spec.seed)
         _check_sizes(spec, model.config, tokenizer)

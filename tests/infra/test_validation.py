@@ -154,6 +154,7 @@ def test_every_rule_is_told_in_the_same_words(rule: Rule, evaluate: Evaluate) ->
         "keep_alive_period_s": {"keep_alive_period_s": 60, "use_spot": True},
         "training_plan_arn": {"training_plan_arn": PLAN, "use_spot": True},
         "input_mode": {"input_mode": "file"},
+        "trainable": {"trainable": "mlp", "lora_rank": 4},
     }[rule.subject]
     with pytest.raises(InvalidRunParameters) as refused:
         parse(broken)

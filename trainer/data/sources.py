@@ -109,14 +109,12 @@ def list_source(uri: str, parameter: str) -> Source:
     try:
         fs, root = fsspec.core.url_to_fs(address)
         found: dict[str, dict[str, Any]] = fs.find(root, detail=True)
-        if not found and not fs.exists(root):
+        # An S3 prefix exists only by its keys, so a missing one and an empty one look alike; a missing
+        # bucket is an error already, and whether one exists a replica's role may not ask.
+        if not found and "s3" not in fs.protocol and not fs.exists(root):
             raise FileNotFoundError(root)
     except FileNotFoundError as error:
-        # An S3 prefix exists only by its keys: a missing one and an empty one look alike.
-        if "s3" in fs.protocol and fs.exists(root.split("/")[0]):
-            found = {}
-        else:
-            raise BadDataSet(f"{parameter} {uri}: there is no such folder or bucket ({error})") from error
+        raise BadDataSet(f"{parameter} {uri}: there is no such folder or bucket ({error})") from error
     except PermissionError as error:
         raise AccessDenied(f"{parameter} {uri}: reading was denied ({error})") from error
     except (ValueError, ImportError) as error:  # a scheme that fsspec doesn't know
