@@ -130,6 +130,9 @@ def test_every_metric_of_a_job_is_found_in_its_log(deployed: Deployed, smoke_run
         for definition in definitions:
             name = definition["Name"]
             found = [match[1] for line in log if (match := re.search(definition["Regex"], line))]
+            if name == "eval_loss" and rank > 0:  # of all shares together: rank 0 says it
+                assert found == []
+                continue
             reported = [f"{row[name]:.6g}" for row in rounds]
             assert found == reported, name
             assert final[name] == float(found[-1])
