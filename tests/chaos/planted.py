@@ -79,9 +79,18 @@ def planted_schedules() -> list[Schedule]:
     kill = Trigger("PUT", keys.contribution(2, 1), KILL_AFTER)
     # Rank 2 is held until rank 1 has come back: the round is still open when it contributes again.
     hold = Trigger("PUT", keys.payload(2, 2), STOP, pause_s=0.3, until=keys.later_payload(2, 1, 1))
-    sgd = Setting(3, inner="sgd")
+    # Its checkpoints are gone, and with them AdamW's state: what it computes again differs, and those who
+    # have read its first word would average other values than those who read the second.
     return [
-        Schedule("planted bug", "-", sgd, 1, (kill, hold), bug="the log is written over"),
+        Schedule(
+            "planted bug",
+            "-",
+            Setting(3),
+            1,
+            (kill, hold),
+            damage="all gone",
+            bug="the log is written over",
+        ),
         Schedule("planted bug", "-", Setting(3), bug="a mean is summed in order of arrival"),
         Schedule(
             "planted bug",
