@@ -15,7 +15,11 @@ BENCHMARKS: Final[Mapping[str, tuple[str, ...]]] = {
     "overlap": ("benchmarks.overlap",),
     "inner_step": ("benchmarks.inner_step",),
     "wire": ("benchmarks.wire",),
+    "recovery": ("benchmarks.recovery",),
+    "trainer": ("benchmarks.trainer",),
 }
+# Too long to be run with the others: `python -m benchmarks learning`.
+LONG: Final[Mapping[str, tuple[str, ...]]] = {"learning": ("benchmarks.learning",)}
 
 _RELATIONS: Final[Mapping[str, Callable[[float, float], bool]]] = {
     ">=": operator.ge,
@@ -61,4 +65,8 @@ GOALS: Final = (
     Goal("wire", "formats.int4.smaller", ">=", 7.5, "bytes of fp32 over bytes of int4"),
     Goal("wire", "formats.int8.loss_change", "<=", 0.2, "held-out loss with int8 against fp32, per cent"),
     Goal("wire", "formats.int4.loss_change", "<=", 0.5, "held-out loss with int4 against fp32, per cent"),
+    Goal("recovery", "of_possible", ">=", 0.95, "goodput under failures, of what is possible"),
+    Goal("trainer", "ratio", ">=", 1, "tokens a second against transformers' own Trainer"),
+    Goal("learning", "gap", "<=", 0.03, "held-out loss, DiLoCo of 4 above data-parallel, nats per byte"),
+    Goal("learning", "bytes_ratio", ">=", 20, "bytes sent data-parallel over bytes sent by DiLoCo"),
 )

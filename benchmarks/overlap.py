@@ -24,7 +24,7 @@ from tests.support.fault_s3 import FaultS3
 REPLICAS: Final = 2
 SYNC_EVERY, DELAY = 24, 20
 ROUNDS: Final = 4  # measured, after one that warms up
-EXCHANGE_S: Final = 0.8  # that an upload takes; of the same order as the delay's inner steps, and below them
+EXCHANGE_S: Final = 0.5  # that an upload takes: below what the inner steps of the delay do
 POLL_S: Final = 0.02
 
 
