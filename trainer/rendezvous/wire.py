@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 BLOCK: Final = 256  # values that share a scale; every chunk and slice is a multiple of it
 _SCALE_BYTES: Final = 4
+_LARGEST_FLOAT: Final = np.finfo(np.float32).max
 
 Floats = npt.NDArray[np.float32]
 
@@ -70,6 +71,8 @@ def _quantise(values: Floats, largest: int) -> tuple[Floats, npt.NDArray[np.int8
     table = values.reshape(blocks, BLOCK)
     scales = np.abs(table).max(axis=1)
     scales /= np.float32(largest)
+    # Of a block that reaches to the end of float32 the scale may round up, and the value then to infinity.
+    np.minimum(scales, np.nextafter(_LARGEST_FLOAT / np.float32(largest), np.float32(0)), out=scales)
     # A block of zeros, or of values too small for a scale, has codes of zero.
     divisor = np.where(scales > 0, scales, np.float32(1))
     codes = table / divisor[:, None]

@@ -144,3 +144,14 @@ def test_what_is_not_finite_is_refused_before_it_is_encoded(name: str, bad: floa
     with pytest.raises(NonFinite, match="rank 0 round 0"):
         alone.run(0, values(1.0, bad), base(2))
     assert [key for key in store.keys("") if "/claims/" not in key] == []
+
+
+@pytest.mark.parametrize("name", ["fp32", "int8", "int4"])  # bf16 rounds it up, as torch does
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_float_stays_finite(name: str, sign: int) -> None:
+    """The exchange refuses infinities before it encodes, so a scale must not make one."""
+    values = np.array([sign * np.finfo(np.float32).max, 1.0], np.float32)
+    wire = FORMATS[name]
+    decoded = wire.decode(memoryview(wire.encode(values)), len(values))
+    assert np.isfinite(decoded).all()
+    assert decoded[0] / values[0] == pytest.approx(1, rel=2**-8)
