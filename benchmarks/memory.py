@@ -30,12 +30,15 @@ from trainer.rendezvous.object_store import open_store
 FROZEN_BYTES: Final = 4
 TRAINED_BYTES: Final = 4 + 4 + 8 + 4 + 4
 EXCHANGED_BYTES: Final = 4 + 4 + 4
+# And when the round has ended: the checkpoint's copy of weights, shared weights, momentum and moments,
+# until it is written.
+CHECKPOINT_BYTES: Final = 4 + 4 + 4 + 8
 
 
 def predicted_bytes(*, trained: int, frozen: int, fragments: int = 1) -> int:
     """Peak of a replica's memory for weights and all that belongs to them; activations come on top."""
-    exchanged = EXCHANGED_BYTES * trained // fragments
-    return FROZEN_BYTES * frozen + TRAINED_BYTES * trained + exchanged
+    round_end = max(EXCHANGED_BYTES * trained // fragments, CHECKPOINT_BYTES * trained)
+    return FROZEN_BYTES * frozen + TRAINED_BYTES * trained + round_end
 
 
 def main() -> None:
