@@ -14,6 +14,7 @@ from cyclonedx.model.contact import OrganizationalEntity
 from cyclonedx.model.license import DisjunctiveLicense
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
+from packaging.utils import canonicalize_name
 
 from tests.container.engine import podman
 
@@ -47,7 +48,7 @@ def _python_package(metadata: dict[str, Any]) -> Component:
     licence = metadata.get("license_expression") or metadata.get("license") or ""
     licence = licence.strip().partition("\n")[0]
     name, version = metadata["name"], metadata["version"]
-    url = PackageURL("pypi", name=name.lower().replace("_", "-"), version=version)
+    url = PackageURL("pypi", name=canonicalize_name(name), version=version)
     return Component(
         name=name,
         version=version,

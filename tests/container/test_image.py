@@ -10,6 +10,7 @@ from typing import Any, Final
 import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
+from packaging.utils import canonicalize_name
 
 from tests.container import bill_of_materials, images
 from tests.container.bill_of_materials import in_image
@@ -18,8 +19,9 @@ from tests.container.engine import ROOT, Failed, build, podman
 DOCKERFILE: Final = ROOT / "container" / "Dockerfile"
 SBOM: Final = ROOT / ".local" / "image" / "sbom.cdx.json"
 
-# Above the base and torch, which are others' choice: what our requirements add, as files.
-MOST_OWN_BYTES: Final = 600 * 2**20
+# Above the base and torch, which are others' choice: what our requirements add, as files. Of it 618 MiB
+# are there today, some 150 of them pyarrow, which reads Parquet.
+MOST_OWN_BYTES: Final = 660 * 2**20
 
 # Every file of an image but the kernel's, and what it weighs by folder.
 WEIGHT = """
@@ -52,7 +54,7 @@ def locked() -> dict[str, str]:
 
 def packages(image: str) -> dict[str, str]:
     listed = json.loads(in_image(image, "python", "-m", "pip", "list", "--format", "json"))
-    return {entry["name"].lower().replace("_", "-"): entry["version"] for entry in listed}
+    return {canonicalize_name(entry["name"]): entry["version"] for entry in listed}
 
 
 def test_it_says_where_it_comes_from_and_starts_python_itself(image: str) -> None:
