@@ -77,7 +77,7 @@ def test_a_run_trains_with_code_of_the_users_own(
         s3.put_object(Bucket=account.bucket, Key=f"diloco-in/{key}", Body=body.encode())
     given = {"source_uri": "diloco-in/mine", "trainer_module": "their_trainer", "trainer_fn": "train"}
     execution = account.execute(runs, given | {"poll_interval_s": 0.1})
-    assert execution["status"] == "SUCCEEDED", execution
+    assert execution["status"] == "SUCCEEDED", execution.get("cause")
     output = json.loads(execution["output"])
     assert output["last_loss"] == 0.125
     assert len({replica["weights_hash"] for replica in output["replicas"]}) == 1
