@@ -6,6 +6,7 @@ in an order it doesn't promise, and whatever has not been copied when a host van
 may find half of a checkpoint, or its index without its files. `torn_sync` (faults.py) makes that happen.
 """
 
+import os
 import random
 from pathlib import Path
 from typing import Any, Final
@@ -82,12 +83,13 @@ class CheckpointSync:
     def _stamps(self) -> dict[str, _Stamp]:
         """Every file below the folder, as it is now."""
         found: dict[str, _Stamp] = {}
-        for path in self._folder.rglob("*"):
-            try:
-                status = path.stat()
-            except FileNotFoundError:
-                continue
-            if path.is_file():
+        # os.walk passes over folders that are deleted meanwhile, where rglob raises.
+        for folder, _, names in os.walk(self._folder):
+            for path in (Path(folder, name) for name in names):
+                try:
+                    status = path.stat()
+                except FileNotFoundError:
+                    continue
                 found[path.relative_to(self._folder).as_posix()] = (status.st_mtime_ns, status.st_size)
         return found
 
