@@ -1,5 +1,6 @@
 """Faults on request, as DescribeTrainingJob and S3 show them."""
 
+import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from local_aws import faults
+from local_aws.environment import DEFAULT_VENV
 from local_aws.faults import Fault, Faults
 
 SPOT = {
@@ -290,3 +292,26 @@ def test_a_schedule_that_can_t_be_read_is_an_error_that_names_it(
     with pytest.raises(ValueError, match="faults.json: no list of faults: ") as caught:
         Faults(file).take("x", "throttled")
     assert said in str(caught.value)
+
+
+LOOK: str = """
+import os, pathlib, shutil, sys
+from local_aws.checkpoint_sync import CheckpointSync
+scandir = os.scandir
+def deleting(path="."):
+    if pathlib.Path(path).name == "old":
+        shutil.rmtree(path, ignore_errors=True)
+    return scandir(path)
+os.scandir = deleting
+print(list(CheckpointSync(None, "s3://b/k", pathlib.Path(sys.argv[1]), job="j", faults=None)._stamps()))
+"""
+
+
+def test_a_checkpoint_deleted_while_it_is_looked_at_fails_no_job(tmp_path: Path) -> None:
+    """A replica keeps two checkpoints: it deletes old ones whenever it likes."""
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "index.json").write_text(name)
+    python = DEFAULT_VENV / "bin" / "python"  # the server's own environment
+    done = subprocess.run([python, "-c", LOOK, tmp_path], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "['new/index.json']\n"), done.stderr
