@@ -299,7 +299,7 @@ import os, pathlib, shutil, sys
 from local_aws.checkpoint_sync import CheckpointSync
 scandir = os.scandir
 def deleting(path="."):
-    if pathlib.Path(path).name == "old":
+    if not isinstance(path, int) and pathlib.Path(path).name == "old":  # rmtree scans by number
         shutil.rmtree(path, ignore_errors=True)
     return scandir(path)
 os.scandir = deleting
