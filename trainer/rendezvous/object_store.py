@@ -2,9 +2,7 @@
 
 A thin layer over obstore, which speaks `s3://`, `file://` and memory alike. What it adds is
 the meaning of an answer: an object is absent, denied, damaged or there, and a create-only
-put says whose bytes stand (rule 3 of docs/architecture.md). Credentials, region and endpoint
-come from boto3, so this works wherever boto3 does: SageMaker's container credentials, SSO,
-a profile, or AWS_ENDPOINT_URL_S3 pointing at an emulator.
+put says whose bytes stand (rule 3 of docs/architecture.md).
 """
 
 import asyncio
@@ -12,14 +10,10 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import timedelta
 from typing import Final, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
-import boto3
 import obstore
-from botocore.exceptions import BotoCoreError
-from obstore.auth.boto3 import Boto3CredentialProvider
 from obstore.exceptions import (
     AlreadyExistsError,
     BaseError,
@@ -30,6 +24,7 @@ from obstore.exceptions import (
 from obstore.store import LocalStore, MemoryStore, S3Store
 
 from trainer.rendezvous.errors import AbsentObject, AccessDenied, DamagedObject, StoreFailed
+from trainer.rendezvous.s3_store import s3_store
 
 Store = S3Store | LocalStore | MemoryStore
 Buffer = bytes | bytearray | memoryview
@@ -42,17 +37,14 @@ _ACTIONS: Final = {
     "LIST": "s3:ListBucket",
 }
 
-# What obstore says of a listing that breaks off midway, which it doesn't ask for again; and of an answer
-# that makes the object shorter than another one did.
-_BROKEN_OFF: Final = re.compile("response body")
+# What obstore says of an answer that makes the object shorter than another one did; and, besides, of a
+# listing that breaks off midway, which it doesn't ask for again.
 _SEEMS_SHORTER: Final = re.compile(r"status code: 416|Requested \d+\.\.\d+, got ")
+_BROKEN_OFF: Final = re.compile(f"{_SEEMS_SHORTER.pattern}|response body")
 
 PART_BYTES: Final = 16 * 2**20  # one request of a large object, as long as MOST_PARTS of them suffice
 MOST_PARTS: Final = 10_000  # of one object (S3 multipart limits); beyond 156 GiB parts grow instead
-REQUEST_TIMEOUT_S: Final = 120  # obstore's default of 30 s is short for a part on a slow link
-# How long one request is retried, and how long a create-only put is put again, before StoreFailed.
-REQUEST_RETRY_S: Final = 60.0
-RETRY_S: Final = 120.0
+RETRY_S: Final = 120.0  # how long a create-only put is put again, and a broken answer asked for, at most
 
 
 def part_bytes(size_bytes: int) -> int:
@@ -100,7 +92,9 @@ class ObjectStore:
             except FileNotFoundError:
                 return None
             except (BaseError, OSError) as error:
-                self._refuse(error, "GET", key)
+                if not _BROKEN_OFF.search(str(error)):
+                    self._refuse(error, "GET", key)
+            return await asyncio.to_thread(self.find, key)
 
         async def find_each() -> list[bytes | None]:
             return await asyncio.gather(*(find(key) for key in keys))
@@ -202,8 +196,7 @@ class ObjectStore:
             try:
                 return look()
             except (BaseError, OSError) as error:
-                broken_off = _BROKEN_OFF.search(str(error)) or _SEEMS_SHORTER.search(str(error))
-                if not broken_off or self._now() >= deadline:
+                if not _BROKEN_OFF.search(str(error)) or self._now() >= deadline:
                     self._refuse(error, verb, key)
             attempt += 1
             self._pause(attempt)
@@ -261,47 +254,9 @@ def open_store(uri: str) -> ObjectStore:
     """
     parts = urlsplit(uri)
     if parts.scheme == "s3" and parts.netloc and parts.path in ("", "/"):
-        return ObjectStore(_s3_store(parts.netloc), uri)
+        return ObjectStore(s3_store(parts.netloc), uri)
     if parts.scheme == "file" and not parts.netloc and parts.path:
         return ObjectStore(LocalStore(parts.path, mkdir=True), uri)
     if parts.scheme == "memory":
         return ObjectStore(MemoryStore(), "memory://store")
     raise ValueError(f"store {uri!r}: must be s3://BUCKET, file:///FOLDER or memory://")
-
-
-def _s3_store(bucket: str) -> S3Store:
-    session = boto3.Session()
-    try:
-        credentials = Boto3CredentialProvider(session)
-        meta = session.client("s3").meta
-    except (ValueError, BotoCoreError) as error:
-        raise AccessDenied(
-            f"s3://{bucket}: boto3 finds no usable credentials or region here ({error}); "
-            "configure them as for the AWS CLI"
-        ) from error
-    endpoint, virtual_hosted = _address_style(str(meta.endpoint_url), bucket)
-    return S3Store(
-        bucket,
-        region=meta.region_name,
-        endpoint=endpoint,
-        virtual_hosted_style_request=virtual_hosted,
-        credential_provider=credentials,
-        # S3 checks what arrives against this, so that no upload is durable damaged; signing the body, too,
-        # would hash it a second time.
-        checksum_algorithm="crc64nvme",
-        unsigned_payload=True,
-        client_options={
-            "timeout": timedelta(seconds=REQUEST_TIMEOUT_S),
-            "allow_http": str(meta.endpoint_url).startswith("http://"),
-        },
-        # The time is the bound, not the count: obstore's ten retries may all be over within two seconds.
-        retry_config={"max_retries": 1000, "retry_timeout": timedelta(seconds=REQUEST_RETRY_S)},
-    )
-
-
-def _address_style(endpoint: str, bucket: str) -> tuple[str, bool]:
-    """S3's own hosts take the bucket in the host name; emulators, gateways and VPC endpoints in the path."""
-    scheme, _, host = endpoint.partition("://")
-    if re.fullmatch(r"s3[a-z0-9.-]*\.amazonaws\.com(\.cn)?", host) and "." not in bucket:
-        return f"{scheme}://{bucket}.{host}", True
-    return endpoint, False

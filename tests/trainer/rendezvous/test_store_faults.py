@@ -9,7 +9,7 @@ from tests.support import fault_s3
 from tests.support.fault_s3 import RIVAL, Fault, FaultS3
 from tests.support.gang import together
 from tests.support.stores import on_fault_server
-from trainer.rendezvous import object_store
+from trainer.rendezvous import object_store, s3_store
 from trainer.rendezvous.errors import AccessDenied, StoreFailed
 from trainer.rendezvous.object_store import PART_BYTES, ObjectStore, open_store
 
@@ -120,6 +120,7 @@ def test_writers_that_collided_wait_for_different_times() -> None:
 # Each operation in a bucket that holds DATA as "k": the verb and key of its request, and its answer.
 OPERATIONS: dict[str, tuple[Callable[[ObjectStore], object], str, str, object]] = {
     "get": (lambda store: store.get("k"), "GET", "k", DATA),
+    "find_all": (lambda store: store.find_all(["k"]), "GET", "k", [DATA]),
     "read_range": (lambda store: bytes(store.read_range("k", 256, 256)), "GET", "k", DATA[256:512]),
     "put": (lambda store: store.put("new", DATA), "PUT", "new", None),
     "create": (lambda store: store.create("new", DATA), "PUT", "new", DATA),
@@ -133,7 +134,7 @@ IN_ANSWERS = (fault_s3.RESET_MID_BODY, fault_s3.SLOW_DRIP)
 @pytest.fixture
 def stored(server: FaultS3, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     """A store as replicas open it, but for the time-out of a request; it holds DATA under "k"."""
-    monkeypatch.setattr(object_store, "REQUEST_TIMEOUT_S", 1)
+    monkeypatch.setattr(s3_store, "REQUEST_TIMEOUT_S", 1)
     server.objects["k"] = DATA
     return open_store("s3://bucket")
 
@@ -154,6 +155,16 @@ def test_a_fault_that_passes_is_not_seen(server: FaultS3, stored: ObjectStore, n
     assert all(data == DATA for data in server.objects.values())
 
 
+@pytest.mark.parametrize("name", ["get", "find_all"])
+def test_an_answer_that_shrinks_while_it_is_resumed_is_not_seen(
+    server: FaultS3, stored: ObjectStore, name: str
+) -> None:
+    """The client asks for the rest after a reset, and is told that there is less than there was."""
+    operate, verb, key, answer = OPERATIONS[name]
+    server.faults += [Fault(verb, key, fault_s3.RESET_MID_BODY), Fault(verb, key, fault_s3.TRUNCATED)]
+    assert operate(stored) == answer
+
+
 @pytest.mark.parametrize("what", PASSING)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_fault_that_stays_is_an_error_that_names_the_key(
@@ -161,8 +172,8 @@ def test_a_fault_that_stays_is_an_error_that_names_the_key(
 ) -> None:
     """Not for ever, as the test above might suggest: here to a deadline of a moment."""
     operate, verb, key, _ = OPERATIONS[name]
-    monkeypatch.setattr(object_store, "REQUEST_RETRY_S", 0.3)
-    monkeypatch.setattr(object_store, "REQUEST_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(s3_store, "REQUEST_RETRY_S", 0.3)
+    monkeypatch.setattr(s3_store, "REQUEST_TIMEOUT_S", 0.2)
     monkeypatch.setattr(object_store, "RETRY_S", 0.3)
     store = open_store("s3://bucket")
     server.faults.append(Fault(verb, key, what, times=10**6))
@@ -227,7 +238,7 @@ def test_a_completion_that_others_made_impossible_is_a_failure(server: FaultS3, 
 
 def test_an_upload_that_fails_is_aborted(server: FaultS3, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of unfinished uploads cost money and are in no listing of objects."""
-    monkeypatch.setattr(object_store, "REQUEST_RETRY_S", 0.3)
+    monkeypatch.setattr(s3_store, "REQUEST_RETRY_S", 0.3)
     server.faults.append(Fault("PUT", "large", fault_s3.REFUSED_503, times=10**6))
     with pytest.raises(StoreFailed, match="PUT s3://bucket/large failed"):
         open_store("s3://bucket").put("large", LARGE)
