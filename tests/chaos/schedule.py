@@ -7,7 +7,7 @@ from typing import Final
 EQUAL: Final = "equal"  # every rank finished, with the undisturbed run's weights
 AGREE: Final = "agree"  # every rank finished, all with the same weights (inner state was lost for good)
 
-# What a trigger does to the process whose request it is, beyond the faults of tests/support/fault_s3.py.
+# What a trigger does to the process whose request it is, beyond the faults of tests/support/s3_faults.py.
 KILL_BEFORE: Final = "SIGKILL, nothing stored"
 KILL_AFTER: Final = "stored, then SIGKILL before the answer"
 KILL_LATE: Final = "SIGKILL, and stored a while later"

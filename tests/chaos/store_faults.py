@@ -6,19 +6,19 @@ from typing import Final
 
 from tests.chaos import keys
 from tests.chaos.schedule import Schedule, Setting, Trigger
-from tests.support import fault_s3
+from tests.support import s3_faults
 
 SETTINGS: Final = (Setting(2), Setting(2, 2, 1, 0.5))
 KIND: Final = "store faults"
 
 # Answers to a put that leave its outcome open, and to a get that must be asked for again.
 PUTS: Final = (
-    fault_s3.REFUSED_409, fault_s3.REFUSED_500, fault_s3.REFUSED_503, fault_s3.LOST_ANSWER,
-    fault_s3.STORED_503,
+    s3_faults.REFUSED_409, s3_faults.REFUSED_500, s3_faults.REFUSED_503, s3_faults.LOST_ANSWER,
+    s3_faults.STORED_503,
 )  # fmt: skip
 GETS: Final = (
-    fault_s3.REFUSED_500, fault_s3.REFUSED_503, fault_s3.RESET_MID_BODY, fault_s3.TRUNCATED,
-    fault_s3.FLIPPED_BIT, fault_s3.SLOW_DRIP,
+    s3_faults.REFUSED_500, s3_faults.REFUSED_503, s3_faults.RESET_MID_BODY, s3_faults.TRUNCATED,
+    s3_faults.FLIPPED_BIT, s3_faults.SLOW_DRIP,
 )  # fmt: skip
 CREATED: Final = {
     "claim": keys.claim(1, 0),
@@ -41,9 +41,9 @@ def store_faults() -> Iterator[Schedule]:
         "PUT of a manifest": keys.contribution(2, 1),
         "PUT of a payload": keys.payload(2, 1),
     }.items():
-        trigger = Trigger("PUT", key, fault_s3.DENIED)
+        trigger = Trigger("PUT", key, s3_faults.DENIED)
         yield Schedule(KIND, f"denied: {name}", SETTINGS[0], 1, (trigger,), expect="AccessDenied")
-    trigger = Trigger("GET", keys.payload(2, 1), fault_s3.DENIED)
+    trigger = Trigger("GET", keys.payload(2, 1), s3_faults.DENIED)
     yield Schedule(KIND, "denied: GET of a payload", SETTINGS[1], 0, (trigger,), expect="AccessDenied")
 
 

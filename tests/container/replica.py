@@ -1,18 +1,16 @@
 """One replica in its container, run the way SageMaker runs it."""
 
 import subprocess
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from tests.container.engine import environ
+from tests.support.waiting import DEADLINE_S, wait_until
 from trainer.rendezvous.object_store import ObjectStore, open_store
 from trainer.run_file import Run, create_run
 from trainer.run_spec import parse
-
-DEADLINE_S: Final = 120.0  # importing torch takes a loaded machine long
 
 
 @dataclass(frozen=True)
@@ -73,11 +71,11 @@ class Container:
         return (self.ml / "output" / "failure").read_text()
 
     def until(self, happened: Callable[[], object], what: str) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while not happened():
+        def look() -> object:
             assert self.process.poll() is None, self.process.communicate()[0]
-            assert time.monotonic() < deadline, f"not within {DEADLINE_S:.0f} s: {what}"
-            time.sleep(0.05)
+            return happened()
+
+        wait_until(look, what)
 
     def remove(self) -> None:
         subprocess.run(

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,11 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
+from tests.support.waiting import wait_until
+
 ROOT = Path(__file__).parents[2]
 PREFIX = "diloco-smoke"
+POLL_S = 10.0  # what an account lets be asked
 SANDBOX = ["-c", f"prefix={PREFIX}", "-c", "sandbox=true", "-c", "log_retention_days=7"]
 COST = """
 This deploys three stacks to account {account}, region {region}, and starts four ml.m5.xlarge training jobs:
@@ -53,14 +56,6 @@ def _cdk(*arguments: str) -> None:
     subprocess.run([str(ROOT / "node_modules/.bin/cdk"), *arguments, *SANDBOX, *app], cwd=ROOT, check=True)
 
 
-def _until(look: Callable[[], Any], seconds: float, what: str) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := look()):
-        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
-        time.sleep(10)
-    return found
-
-
 class Account:
     """The deployment's outputs, and executions by short calls."""
 
@@ -83,7 +78,7 @@ class Account:
             found: dict[str, Any] = self.states.describe_execution(executionArn=execution)
             return found if found["status"] != "RUNNING" else None
 
-        end: dict[str, Any] = _until(ended, 3600, f"{execution} ends")
+        end: dict[str, Any] = wait_until(ended, f"{execution} ends", within_s=3600, every_s=POLL_S)
         return end
 
 
@@ -151,19 +146,27 @@ def test_a_refused_job_is_told(account: Account) -> None:
 def test_logs_and_traces_arrive(account: Account, smoke: tuple[str, dict[str, Any]]) -> None:
     logs = boto3.client("logs")
     group = f"/aws/vendedlogs/states/{PREFIX}-runs"
-    _until(lambda: logs.describe_log_streams(logGroupName=group)["logStreams"], 600, "lines of the execution")
+    wait_until(
+        lambda: logs.describe_log_streams(logGroupName=group)["logStreams"],
+        "lines of the execution",
+        within_s=600,
+        every_s=POLL_S,
+    )
     xray, now = boto3.client("xray"), time.time()
-    _until(
+    wait_until(
         lambda: xray.get_trace_summaries(StartTime=now - 3600, EndTime=time.time())["TraceSummaries"],
-        600,
         "a trace",
+        within_s=600,
+        every_s=POLL_S,
     )
 
 
 def test_metrics_arrive(account: Account, smoke: tuple[str, dict[str, Any]]) -> None:
     cloudwatch = boto3.client("cloudwatch")
     wanted = {"Namespace": "/aws/sagemaker/TrainingJobs", "MetricName": "train_loss"}
-    found = _until(lambda: cloudwatch.list_metrics(**wanted)["Metrics"], 900, "train_loss")
+    found = wait_until(
+        lambda: cloudwatch.list_metrics(**wanted)["Metrics"], "train_loss", within_s=900, every_s=POLL_S
+    )
     # What the dashboard's searches and the alarms' queries go by.
     assert "TrainingJobName" in {dimension["Name"] for metric in found for dimension in metric["Dimensions"]}
 
@@ -176,6 +179,6 @@ def test_stopping_stops_jobs(account: Account) -> None:
         jobs = sagemaker.list_training_jobs(NameContains=name)["TrainingJobSummaries"]
         return [job["TrainingJobStatus"] for job in jobs]
 
-    _until(lambda: len(statuses()) == 2, 300, "two jobs")
+    wait_until(lambda: len(statuses()) == 2, "two jobs", within_s=300, every_s=POLL_S)
     account.states.stop_execution(executionArn=execution)
-    _until(lambda: set(statuses()) == {"Stopped"}, 900, "both jobs stopped")
+    wait_until(lambda: set(statuses()) == {"Stopped"}, "both jobs stopped", within_s=900, every_s=POLL_S)

@@ -9,16 +9,12 @@ from typing import Any
 import pytest
 
 from infra.run_graphs import queried, searched
+from tests.support.templates import Template, properties
 from trainer import layout
 from trainer.metrics import RoundMetrics
 
-Template = dict[str, Any]
 Synth = Callable[..., dict[str, Template]]
 States = dict[str, dict[str, Any]]
-
-
-def _of_type(template: Template, type_: str) -> dict[str, dict[str, Any]]:
-    return {n: r["Properties"] for n, r in template["Resources"].items() if r["Type"] == type_}
 
 
 class _Manager:
@@ -54,7 +50,7 @@ def test_every_metric_definition_finds_its_value_in_the_trainers_own_line(
 
 
 def test_the_dashboard_shows_what_replicas_report(templates: dict[str, Template]) -> None:
-    (board,) = _of_type(templates["monitoring"], "AWS::CloudWatch::Dashboard").values()
+    (board,) = properties(templates["monitoring"], "AWS::CloudWatch::Dashboard").values()
     text = _text(board["DashboardBody"])
     for metric in ("train_loss", "eval_loss", "exchange_s", "wait_s", "tokens_per_s"):
         assert json.dumps(searched(metric))[1:-1] in text
@@ -74,8 +70,8 @@ def test_a_graph_of_a_metric_that_no_replica_reports_is_refused() -> None:
 
 def test_alarms_are_three_and_tell_the_topic(templates: dict[str, Template]) -> None:
     monitoring = templates["monitoring"]
-    (topic,) = _of_type(monitoring, "AWS::SNS::Topic")
-    alarms = _of_type(monitoring, "AWS::CloudWatch::Alarm").values()
+    (topic,) = properties(monitoring, "AWS::SNS::Topic")
+    alarms = properties(monitoring, "AWS::CloudWatch::Alarm").values()
     assert all(alarm["AlarmActions"] == [{"Ref": topic}] for alarm in alarms)
     assert all(alarm["TreatMissingData"] == "notBreaching" for alarm in alarms)
     watched = sorted(alarm.get("MetricName") or alarm["Metrics"][0]["Expression"] for alarm in alarms)
@@ -88,7 +84,7 @@ def test_alarms_are_three_and_tell_the_topic(templates: dict[str, Template]) -> 
 
 def test_alarms_and_rules_may_publish_and_nobody_else(templates: dict[str, Template]) -> None:
     """The policy that a topic has by default lets alarms in; a policy of its own must say so."""
-    (policy,) = _of_type(templates["monitoring"], "AWS::SNS::TopicPolicy").values()
+    (policy,) = properties(templates["monitoring"], "AWS::SNS::TopicPolicy").values()
     allowed = [s for s in policy["PolicyDocument"]["Statement"] if s["Effect"] == "Allow"]
     assert {s["Principal"]["Service"] for s in allowed} == {
         "cloudwatch.amazonaws.com",
@@ -98,7 +94,7 @@ def test_alarms_and_rules_may_publish_and_nobody_else(templates: dict[str, Templ
 
 
 def test_messages_are_of_our_runs_and_our_jobs(templates: dict[str, Template]) -> None:
-    rules = _of_type(templates["monitoring"], "AWS::Events::Rule").values()
+    rules = properties(templates["monitoring"], "AWS::Events::Rule").values()
     patterns = {rule["EventPattern"]["source"][0]: rule["EventPattern"]["detail"] for rule in rules}
     assert list(patterns["aws.states"]["stateMachineArn"][0]) == ["Fn::ImportValue"]
     assert patterns["aws.states"]["status"] == ["SUCCEEDED", "FAILED", "TIMED_OUT", "ABORTED"]
@@ -109,14 +105,14 @@ def test_messages_are_of_our_runs_and_our_jobs(templates: dict[str, Template]) -
 
 
 def test_a_mail_and_a_budget_are_for_those_who_ask(templates: dict[str, Template], synth: Synth) -> None:
-    assert not _of_type(templates["monitoring"], "AWS::SNS::Subscription")
-    assert not _of_type(templates["monitoring"], "AWS::Budgets::Budget")
+    assert not properties(templates["monitoring"], "AWS::SNS::Subscription")
+    assert not properties(templates["monitoring"], "AWS::Budgets::Budget")
     asked = synth(image_uri="a/b:c", notification_email="me@example.com", monthly_budget_usd="500")[
         "monitoring"
     ]
-    (subscription,) = _of_type(asked, "AWS::SNS::Subscription").values()
+    (subscription,) = properties(asked, "AWS::SNS::Subscription").values()
     assert [subscription["Protocol"], subscription["Endpoint"]] == ["email", "me@example.com"]
-    (budget,) = _of_type(asked, "AWS::Budgets::Budget").values()
+    (budget,) = properties(asked, "AWS::Budgets::Budget").values()
     assert budget["Budget"] == {
         "BudgetType": "COST",
         "TimeUnit": "MONTHLY",
@@ -128,7 +124,7 @@ def test_a_mail_and_a_budget_are_for_those_who_ask(templates: dict[str, Template
 
 
 def test_saved_queries_read_the_replicas_log_by_run(templates: dict[str, Template]) -> None:
-    queries = _of_type(templates["monitoring"], "AWS::Logs::QueryDefinition").values()
+    queries = properties(templates["monitoring"], "AWS::Logs::QueryDefinition").values()
     assert sorted(query["Name"] for query in queries) == [
         "diloco/a run's events", "diloco/a run's rounds", "diloco/why a run's replicas ended",
     ]  # fmt: skip

@@ -9,22 +9,18 @@ import pytest
 from infra.definition import definitions
 from infra.network import SERVICES
 from tests.infra.conftest import all_states
+from tests.support.templates import Template, properties
 
-Template = dict[str, Any]
 Synth = Callable[..., dict[str, Template]]
 
 IMAGE = "example/image:1"
 SECRET = f"arn:aws:secretsmanager:xx-nowhere-1:{'0' * 12}:secret:hub-AbCdEf"
 
 
-def _of_type(template: Template, type_: str) -> list[dict[str, Any]]:
-    return [r["Properties"] for r in template["Resources"].values() if r["Type"] == type_]
-
-
 def _statement(template: Template, role: str, sid: str) -> dict[str, Any]:
     (found,) = [
         statement
-        for policy in _of_type(template, "AWS::IAM::Policy")
+        for policy in properties(template, "AWS::IAM::Policy").values()
         if any(role in str(ref) for ref in policy["Roles"])
         for statement in policy["PolicyDocument"]["Statement"]
         if statement.get("Sid") == sid
@@ -44,13 +40,13 @@ def test_one_key_of_the_account_encrypts_bucket_images_and_volumes(
     assert keyed["storage"]["Resources"][key]["Properties"]["EnableKeyRotation"] is True
     assert keyed["storage"]["Resources"][key]["DeletionPolicy"] == "Retain"
     arn = {"Fn::GetAtt": [key, "Arn"]}
-    (bucket,) = _of_type(keyed["storage"], "AWS::S3::Bucket")
+    (bucket,) = properties(keyed["storage"], "AWS::S3::Bucket").values()
     (rule,) = bucket["BucketEncryption"]["ServerSideEncryptionConfiguration"]
     assert rule == {
         "BucketKeyEnabled": True,
         "ServerSideEncryptionByDefault": {"KMSMasterKeyID": arn, "SSEAlgorithm": "aws:kms"},
     }
-    (repository,) = _of_type(keyed["storage"], "AWS::ECR::Repository")
+    (repository,) = properties(keyed["storage"], "AWS::ECR::Repository").values()
     assert repository["EncryptionConfiguration"] == {"EncryptionType": "KMS", "KmsKey": arn}
     (definition,) = definitions(keyed["runs"]).values()
     arguments = job_request(all_states(definition))
@@ -82,16 +78,20 @@ def test_the_isolated_network_has_no_way_to_the_internet(
 ) -> None:
     types = {resource["Type"] for resource in keyed["runs"]["Resources"].values()}
     assert not types & {"AWS::EC2::InternetGateway", "AWS::EC2::NatGateway", "AWS::EC2::Route"}
-    endpoints = _of_type(keyed["runs"], "AWS::EC2::VPCEndpoint")
+    endpoints = properties(keyed["runs"], "AWS::EC2::VPCEndpoint").values()
     kinds = sorted(endpoint["VpcEndpointType"] for endpoint in endpoints)
     assert kinds == ["Gateway"] + ["Interface"] * (len(SERVICES) + 1)
-    (rule,) = _of_type(keyed["runs"], "AWS::EC2::SecurityGroupIngress")
+    (rule,) = properties(keyed["runs"], "AWS::EC2::SecurityGroupIngress").values()
     assert [rule["FromPort"], rule["ToPort"], list(rule["SourceSecurityGroupId"])] == [
         443,
         443,
         ["Fn::GetAtt"],
     ]
-    assert not [g for g in _of_type(keyed["runs"], "AWS::EC2::SecurityGroup") if "SecurityGroupIngress" in g]
+    assert not [
+        g
+        for g in properties(keyed["runs"], "AWS::EC2::SecurityGroup").values()
+        if "SecurityGroupIngress" in g
+    ]
     (definition,) = definitions(keyed["runs"]).values()
     vpc = job_request(all_states(definition))["VpcConfig"]
     assert [len(vpc["Subnets"]), len(vpc["SecurityGroupIds"])] == [2, 1]
@@ -108,7 +108,7 @@ def test_other_data_is_readable_below_its_prefix_and_no_more(synth: Synth) -> No
     runs = synth(image_uri=IMAGE, read_uris="s3://data-sets/text/,s3://models/")["runs"]
     found = [
         statement
-        for policy in _of_type(runs, "AWS::IAM::Policy")
+        for policy in properties(runs, "AWS::IAM::Policy").values()
         for statement in policy["PolicyDocument"]["Statement"]
         if "data-sets" in json.dumps(statement) or "models" in json.dumps(statement)
     ]
@@ -129,7 +129,9 @@ def test_other_data_is_readable_below_its_prefix_and_no_more(synth: Synth) -> No
 
 def test_a_boundary_bounds_every_role(synth: Synth) -> None:
     templates = synth(permissions_boundary="team/boundary")
-    roles = [role for template in templates.values() for role in _of_type(template, "AWS::IAM::Role")]
+    roles = [
+        role for template in templates.values() for role in properties(template, "AWS::IAM::Role").values()
+    ]
     assert len(roles) >= 4
     for role in roles:
         assert ":policy/team/boundary" in json.dumps(role["PermissionsBoundary"])

@@ -1,4 +1,4 @@
-"""What is deployed: data, rights, and what may pass from one stack to the other."""
+"""What is deployed: data, logs, images, and what may pass from one stack to the other."""
 
 import json
 import re
@@ -9,62 +9,17 @@ from typing import Any
 
 import pytest
 
-from infra.definition import resolve
+from tests.support.templates import Template, of_type, statements
 from trainer.layout import RunLayout
 
-Template = dict[str, Any]
 Templates = dict[str, Template]
 Synth = Callable[..., Templates]
 
 ROOT = Path(__file__).parent.parent.parent
 
 
-def _of_type(template: Template, type_: str) -> list[dict[str, Any]]:
-    return [resource for resource in template["Resources"].values() if resource["Type"] == type_]
-
-
-def _statements(template: Template, role: str) -> list[dict[str, Any]]:
-    """The statements of all policies of the role whose description says `role`, in plain words."""
-    (role_id,) = [
-        logical_id
-        for logical_id, resource in template["Resources"].items()
-        if resource["Type"] == "AWS::IAM::Role" and role in resource["Properties"].get("Description", "")
-    ]
-    policies = [
-        policy["Properties"]
-        for policy in _of_type(template, "AWS::IAM::Policy")
-        if policy["Properties"]["Roles"] == [{"Ref": role_id}]
-    ]
-    found = [statement for policy in policies for statement in policy["PolicyDocument"]["Statement"]]
-    return [
-        {key: _plain(value) if key in ("Resource", "Action") else value for key, value in statement.items()}
-        for statement in found
-    ]
-
-
-def _plain(value: Any) -> list[str]:
-    """Sorted, with the one bucket and the one repository by name."""
-    values = value if isinstance(value, list) else [value]
-    return sorted(_arn(member) for member in values)
-
-
-def _arn(value: Any) -> str:
-    match value:
-        case {"Fn::ImportValue": name} if "RunBucket" in name:
-            return "BUCKET"
-        case {"Fn::ImportValue": name} if "TrainerRepository" in name:
-            return "REPOSITORY"
-        case {"Fn::GetAtt": [name, "Arn"]} if name.startswith("ReplicaRole"):
-            return "REPLICA_ROLE"
-        case {"Fn::Join": ["", parts]}:
-            return "".join(_arn(part) for part in parts)
-        case {"Ref": name}:
-            return f"<{name}>"
-    return resolve(value)
-
-
 def test_the_bucket_takes_tls_only_and_nobody_from_outside(templates: Templates) -> None:
-    (bucket,) = _of_type(templates["storage"], "AWS::S3::Bucket")
+    (bucket,) = of_type(templates["storage"], "AWS::S3::Bucket")
     assert bucket["Properties"]["PublicAccessBlockConfiguration"] == {
         "BlockPublicAcls": True,
         "BlockPublicPolicy": True,
@@ -72,14 +27,14 @@ def test_the_bucket_takes_tls_only_and_nobody_from_outside(templates: Templates)
         "RestrictPublicBuckets": True,
     }
     assert "VersioningConfiguration" not in bucket["Properties"]
-    (policy,) = _of_type(templates["storage"], "AWS::S3::BucketPolicy")
+    (policy,) = of_type(templates["storage"], "AWS::S3::BucketPolicy")
     conditions = [s["Condition"] for s in policy["Properties"]["PolicyDocument"]["Statement"]]
     assert {"Bool": {"aws:SecureTransport": "false"}} in conditions
     assert all(s["Effect"] == "Deny" for s in policy["Properties"]["PolicyDocument"]["Statement"])
 
 
 def test_payloads_expire_after_the_longest_job_and_incomplete_uploads_soon(templates: Templates) -> None:
-    (bucket,) = _of_type(templates["storage"], "AWS::S3::Bucket")
+    (bucket,) = of_type(templates["storage"], "AWS::S3::Bucket")
     assert bucket["Properties"]["LifecycleConfiguration"]["Rules"] == [
         {"Id": "ExpirePayloads", "Prefix": "diloco-data/", "ExpirationInDays": 35, "Status": "Enabled"},
         {
@@ -100,17 +55,17 @@ def test_what_holds_results_stays_unless_the_deployment_is_a_sandbox(
 
 
 def _stateful(template: Template) -> list[dict[str, Any]]:
-    return _of_type(template, "AWS::S3::Bucket") + _of_type(template, "AWS::ECR::Repository")
+    return of_type(template, "AWS::S3::Bucket") + of_type(template, "AWS::ECR::Repository")
 
 
 def test_images_are_scanned_and_their_tags_never_move(templates: Templates) -> None:
-    (repository,) = _of_type(templates["storage"], "AWS::ECR::Repository")
+    (repository,) = of_type(templates["storage"], "AWS::ECR::Repository")
     assert repository["Properties"]["ImageTagMutability"] == "IMMUTABLE"
     assert repository["Properties"]["ImageScanningConfiguration"] == {"ScanOnPush": True}
 
 
 def test_no_rule_takes_an_image_away_that_a_run_may_have_begun_with(templates: Templates) -> None:
-    (repository,) = _of_type(templates["storage"], "AWS::ECR::Repository")
+    (repository,) = of_type(templates["storage"], "AWS::ECR::Repository")
     rules = json.loads(repository["Properties"]["LifecyclePolicy"]["LifecyclePolicyText"])["rules"]
     assert [rule["selection"] for rule in rules] == [
         {"tagStatus": "untagged", "countType": "sinceImagePushed", "countNumber": 30, "countUnit": "days"}
@@ -120,150 +75,14 @@ def test_no_rule_takes_an_image_away_that_a_run_may_have_begun_with(templates: T
 def test_jobs_name_their_image_by_the_digest_of_the_build(templates: Templates) -> None:
     resources = templates["runs"]["Resources"]
     (build,) = [name for name, r in resources.items() if r["Type"] == "Custom::TrainerImageBuild"]
-    (machine,) = _of_type(templates["runs"], "AWS::StepFunctions::StateMachine")
+    (machine,) = of_type(templates["runs"], "AWS::StepFunctions::StateMachine")
     parts = machine["Properties"]["DefinitionString"]["Fn::Join"][1]
     digest = parts.index({"Fn::GetAtt": [build, "Digest"]})
     assert parts[digest - 1] == "@"
 
 
-def test_a_replica_may_add_to_runs_and_delete_its_checkpoints_alone(templates: Templates) -> None:
-    group = "arn:<AWS::Partition>:logs:<AWS::Region>:<AWS::AccountId>:log-group:/aws/sagemaker/TrainingJobs"
-    assert _statements(templates["runs"], "a replica") == [
-        {
-            "Sid": "AddToRuns",
-            "Effect": "Allow",
-            "Action": ["s3:AbortMultipartUpload", "s3:GetObject", "s3:PutObject"],
-            "Resource": [f"BUCKET/diloco-{name}/*" for name in ("ckpt", "data", "out", "rdv")],
-        },
-        {
-            "Sid": "ReadInputs",
-            "Effect": "Allow",
-            "Action": ["s3:GetObject"],
-            "Resource": ["BUCKET/diloco-in/*"],
-        },
-        {
-            "Sid": "ReplaceCheckpoints",
-            "Effect": "Allow",
-            "Action": ["s3:DeleteObject"],
-            "Resource": ["BUCKET/diloco-ckpt/*"],
-        },
-        {
-            "Sid": "ListRuns",
-            "Effect": "Allow",
-            "Action": ["s3:ListBucket"],
-            "Resource": ["BUCKET"],
-            "Condition": {
-                "StringLike": {"s3:prefix": [f"diloco-{n}/*" for n in ("rdv", "data", "ckpt", "out", "in")]}
-            },
-        },
-        {
-            "Sid": "WriteLogs",
-            "Effect": "Allow",
-            "Action": [
-                "logs:CreateLogGroup",
-                "logs:CreateLogStream",
-                "logs:DescribeLogStreams",
-                "logs:PutLogEvents",
-            ],
-            "Resource": [group, f"{group}:*"],
-        },
-        {
-            "Sid": "WriteMetrics",
-            "Effect": "Allow",
-            "Action": ["cloudwatch:PutMetricData"],
-            "Resource": ["*"],
-            "Condition": {"StringEquals": {"cloudwatch:namespace": "/aws/sagemaker/TrainingJobs"}},
-        },
-        {
-            "Sid": "PullTrainerImage",
-            "Effect": "Allow",
-            "Action": ["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"],
-            "Resource": ["REPOSITORY"],
-        },
-        {
-            "Sid": "SignInToRegistry",
-            "Effect": "Allow",
-            "Action": ["ecr:GetAuthorizationToken"],
-            "Resource": ["*"],
-        },
-    ]
-
-
-def test_the_replicas_role_is_for_training_jobs_of_this_account(templates: Templates) -> None:
-    (role,) = [
-        r["Properties"]
-        for r in _of_type(templates["runs"], "AWS::IAM::Role")
-        if "a replica" in r["Properties"].get("Description", "")
-    ]
-    (statement,) = role["AssumeRolePolicyDocument"]["Statement"]
-    assert statement["Principal"] == {"Service": "sagemaker.amazonaws.com"}
-    assert statement["Condition"]["StringEquals"] == {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}
-    assert _arn(statement["Condition"]["ArnLike"]["aws:SourceArn"]) == (
-        "arn:<AWS::Partition>:sagemaker:<AWS::Region>:<AWS::AccountId>:training-job/*"
-    )
-    assert "ManagedPolicyArns" not in role
-
-
-def test_the_state_machine_may_run_replicas_and_steer_runs_and_no_more(templates: Templates) -> None:
-    here = "<AWS::Region>:<AWS::AccountId>"
-    ours = [s for s in _statements(templates["runs"], "the state machine") if "Sid" in s]
-    assert ours == [
-        {
-            "Sid": "RunReplicas",
-            "Effect": "Allow",
-            "Action": [
-                "sagemaker:AddTags",
-                "sagemaker:CreateTrainingJob",
-                "sagemaker:DescribeTrainingJob",
-                "sagemaker:StopTrainingJob",
-            ],
-            "Resource": [f"arn:<AWS::Partition>:sagemaker:{here}:training-job/*"],
-        },
-        {
-            "Sid": "HandOverReplicaRole",
-            "Effect": "Allow",
-            "Action": ["iam:PassRole"],
-            "Resource": ["REPLICA_ROLE"],
-            "Condition": {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}},
-        },
-        {
-            "Sid": "HearOfJobsEnding",
-            "Effect": "Allow",
-            "Action": ["events:DescribeRule", "events:PutRule", "events:PutTargets"],
-            "Resource": [
-                f"arn:<AWS::Partition>:events:{here}:rule/StepFunctionsGetEventsForSageMakerTrainingJobsRule"
-            ],
-        },
-        {
-            "Sid": "ReadQuotas",
-            "Effect": "Allow",
-            "Action": ["servicequotas:ListAWSDefaultServiceQuotas", "servicequotas:ListServiceQuotas"],
-            "Resource": ["*"],
-        },
-        {
-            "Sid": "SteerRuns",
-            "Effect": "Allow",
-            "Action": ["s3:PutObject"],
-            "Resource": [
-                "BUCKET/diloco-rdv/*/abort.json",
-                "BUCKET/diloco-rdv/*/progress/rank_*.json",
-                "BUCKET/diloco-rdv/*/run.json",
-            ],
-        },
-        {
-            "Sid": "ReadResults",
-            "Effect": "Allow",
-            "Action": ["s3:GetObject"],
-            "Resource": ["BUCKET/diloco-rdv/*/results/rank_*.json"],
-        },
-    ]
-    # What CDK adds for logging ALL and for X-Ray.
-    theirs = [s for s in _statements(templates["runs"], "the state machine") if "Sid" not in s]
-    assert {action.split(":")[0] for s in theirs for action in s["Action"]} == {"logs", "xray"}
-
-
 def test_executions_are_logged_and_traced(templates: Templates) -> None:
-    (machine,) = _of_type(templates["runs"], "AWS::StepFunctions::StateMachine")
+    (machine,) = of_type(templates["runs"], "AWS::StepFunctions::StateMachine")
     logging = machine["Properties"]["LoggingConfiguration"]
     assert [logging["Level"], logging["IncludeExecutionData"]] == ["ALL", True]
     assert machine["Properties"]["TracingConfiguration"] == {"Enabled": True}
@@ -303,7 +122,7 @@ def test_new_trainer_sources_change_nothing_that_crosses_stacks(
 
 
 def _image(templates: Templates) -> str:
-    (build,) = _of_type(templates["runs"], "Custom::TrainerImageBuild")
+    (build,) = of_type(templates["runs"], "Custom::TrainerImageBuild")
     return json.dumps(build["Properties"]["ImageUri"])
 
 
@@ -317,12 +136,12 @@ def test_an_image_of_ones_own_replaces_the_whole_build(synth: Synth) -> None:
     runs = synth(image_uri=uri)["runs"]
     assert uri in json.dumps(runs)
     assert not [r for r in runs["Resources"].values() if "CodeBuild" in r["Type"] or "Lambda" in r["Type"]]
-    (pull,) = [s for s in _statements(runs, "a replica") if s["Sid"] == "PullTrainerImage"]
+    (pull,) = [s for s in statements(runs, "a replica") if s["Sid"] == "PullTrainerImage"]
     assert pull["Resource"] == [f"arn:<AWS::Partition>:ecr:{region}:{account}:repository/team/trainer"]
 
 
 def test_a_failed_build_leaves_the_state_machine_as_it_was(templates: Templates) -> None:
-    (machine,) = _of_type(templates["runs"], "AWS::StepFunctions::StateMachine")
+    (machine,) = of_type(templates["runs"], "AWS::StepFunctions::StateMachine")
     resources = templates["runs"]["Resources"]
     assert "Custom::TrainerImageBuild" in [resources[name]["Type"] for name in machine["DependsOn"]]
 
@@ -369,7 +188,7 @@ def test_no_account_region_or_arn_is_written_in_the_code(pattern: str) -> None:
 
 
 def test_the_bucket_takes_log_entries_by_create_only_puts_alone(templates: Templates) -> None:
-    (policy,) = _of_type(templates["storage"], "AWS::S3::BucketPolicy")
+    (policy,) = of_type(templates["storage"], "AWS::S3::BucketPolicy")
     (statement,) = [
         s for s in policy["Properties"]["PolicyDocument"]["Statement"] if s.get("Sid") == "LogIsWriteOnce"
     ]

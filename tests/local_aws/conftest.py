@@ -2,21 +2,17 @@
 
 import itertools
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import boto3
 import pytest
 
 from local_aws import environment
 from local_aws.settings import ACCOUNT, REGION, Settings
 from local_aws.supervisor import running
-
-T = TypeVar("T")
-
-DEADLINE_S = 60.0  # for a loaded machine; an idle one takes a second
+from tests.support.embedded_client import embedded_client
+from tests.support.waiting import wait_until
 
 # Short, so that a job which ignores SIGTERM is killed within a test; SageMaker waits 120 s.
 STOP_GRACE_S = 0.5
@@ -37,17 +33,6 @@ def allow(*actions: str, on: str = "*") -> dict[str, Any]:
     return {"Effect": "Allow", "Action": list(actions), "Resource": on}
 
 
-def wait_until(look: Callable[[], T | None], what: str) -> T:
-    """Poll until `look` returns something true; the only sleep of these tests."""
-    deadline = time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline:
-        found = look()
-        if found:
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"not within {DEADLINE_S:.0f} s: {what}")
-
-
 class Account:
     """The embedded account as tests use it: root's clients, roles, jobs and executions by short calls."""
 
@@ -66,19 +51,7 @@ class Account:
 
     def client(self, service: str, credentials: dict[str, str] | None = None) -> Any:
         """The root's, or that of `credentials` as STS returns them."""
-        keys = credentials or {
-            "AccessKeyId": self.settings.access_key_id,
-            "SecretAccessKey": self.settings.secret_access_key,
-        }
-        make: Any = boto3.client  # its stubs want the service's name as a literal
-        return make(
-            service,
-            endpoint_url=self.settings.endpoint_url,
-            region_name=REGION,
-            aws_access_key_id=keys["AccessKeyId"],
-            aws_secret_access_key=keys["SecretAccessKey"],
-            aws_session_token=keys.get("SessionToken"),
-        )
+        return embedded_client(self.settings.client_environment(), service, credentials)
 
     def role(self, principal: dict[str, str], *statements: dict[str, Any], condition: Any = None) -> str:
         name = self.unique("role")

@@ -5,24 +5,20 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, TypeVar
-
-import boto3
+from typing import Any, Final
 
 from local_aws import faults
-from local_aws.settings import REGION, Settings
+from local_aws.settings import Settings
+from tests.support.embedded_client import embedded_client
+from tests.support.waiting import wait_until
 from trainer.layout import RunLayout, job_hash
-
-T = TypeVar("T")
 
 ROOT: Final = Path(__file__).parents[2]
 CDK_CLI: Final = ROOT / "node_modules/.bin/cdk"
-DEADLINE_S: Final = 120.0  # for a loaded machine; what is waited for takes seconds on an idle one
 LOG_GROUP: Final = "/aws/sagemaker/TrainingJobs"
 
 # A run whose processes spend their time on imports, and no more than that. By its seed it always ends
@@ -33,17 +29,6 @@ TOY: Final = {
     "seed": 7,
     "poll_interval_s": 0.05,
 }
-
-
-def wait_until(look: Callable[[], T | None], what: str) -> T:
-    """Poll until `look` returns something true; the only sleep of these tests."""
-    deadline = time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline:
-        found = look()
-        if found:
-            return found
-        time.sleep(0.1)
-    raise AssertionError(f"not within {DEADLINE_S:.0f} s: {what}")
 
 
 class Deployed:
@@ -93,14 +78,7 @@ class Deployed:
 
     def client(self, service: str) -> Any:
         """The root's."""
-        make: Any = boto3.client  # its stubs want the service's name as a literal
-        return make(
-            service,
-            endpoint_url=self.settings.endpoint_url,
-            region_name=REGION,
-            aws_access_key_id=self.settings.access_key_id,
-            aws_secret_access_key=self.settings.secret_access_key,
-        )
+        return embedded_client(self.environment, service)
 
     def stack(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = self.client("cloudformation").describe_stacks(StackName=name)["Stacks"][0]

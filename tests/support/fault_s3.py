@@ -25,61 +25,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from awscrt import checksums
 
-from tests.support import s3_answers
+from tests.support import s3_answers, s3_faults
 from tests.support.s3_answers import error, head
-
-# What can happen to a request. An object is stored only where the name says so.
-REFUSED_409 = "409, nothing stored"
-REFUSED_500 = "500, nothing stored"
-REFUSED_503 = "503, nothing stored"
-DENIED = "403, nothing stored"
-RESET = "nothing stored, then a reset"
-NO_ANSWER = "nothing stored, and no answer until the client gives up"
-LOST_ANSWER = "stored, then the connection is closed without an answer"
-STORED_503 = "503, though it was stored"
-RIVAL_FIRST = "somebody else's bytes are stored just before"
-TRUNCATED = "the first half of the object, as if that were all"
-FLIPPED_BIT = "one bit of the answer differs"
-RESET_MID_BODY = "half of the answer's body, then a reset"
-SLOW_DRIP = "the answer's body in eight pieces with pauses"
-
-REFUSALS = (REFUSED_409, REFUSED_500, REFUSED_503, DENIED)
-# What can happen to a request of each verb: a fault without effect would prove nothing.
-POSSIBLE = dict.fromkeys(("HEAD", "DELETE"), (*REFUSALS, RESET, NO_ANSWER))
-POSSIBLE["GET"] = (*POSSIBLE["HEAD"], TRUNCATED, FLIPPED_BIT, RESET_MID_BODY, SLOW_DRIP)
-POSSIBLE["POST"] = (*POSSIBLE["HEAD"], LOST_ANSWER)
-POSSIBLE["PUT"] = (*POSSIBLE["POST"], STORED_503, RIVAL_FIRST)
-RIVAL = b'{"written by": "a rival"}'
-
-
-@dataclass
-class Fault:
-    """After the first `after` requests of this verb whose key ends so: the next `times` of them.
-
-    No end at all stands for listings, which have no key.
-    """
-
-    verb: str
-    key_end: str
-    what: str
-    times: int = 1
-    fired: int = 0
-    after: int = 0
-
-    def __post_init__(self) -> None:
-        if self.what not in POSSIBLE[self.verb]:
-            raise ValueError(f"{self.what!r} can't happen to a {self.verb}")
-
-    def strikes(self, verb: str, key: str) -> bool:
-        """Whether this request meets the fault; counts it."""
-        meant = key.endswith(self.key_end) if self.key_end else not key
-        if self.verb != verb or not meant or self.fired == self.times:
-            return False
-        if self.after > 0:
-            self.after -= 1
-            return False
-        self.fired += 1
-        return True
+from tests.support.s3_faults import Fault
 
 
 @dataclass
@@ -182,14 +130,14 @@ class Connection(socketserver.BaseRequestHandler):
         if self.s3.latency_s:
             time.sleep(self.s3.latency_s)
         fault = self.s3.take_fault(verb, key)
-        if fault in REFUSALS:
+        if fault in s3_faults.REFUSALS:
             assert fault is not None
             return self._answer(int(fault[:3]), error(fault[:3]))
-        if fault == NO_ANSWER:
+        if fault == s3_faults.NO_ANSWER:
             while self.request.recv(65536):
                 pass
             return False
-        if fault == RESET:
+        if fault == s3_faults.RESET:
             return self._reset()
         return bool(getattr(self, f"_{verb.lower()}")(key, query, headers, body, fault))
 
@@ -221,14 +169,14 @@ class Connection(socketserver.BaseRequestHandler):
                     return self._answer(404, error("NoSuchUpload"))
                 upload.parts[int(query["partNumber"])] = body
             else:
-                if fault == RIVAL_FIRST:
-                    self.s3.objects.setdefault(key, RIVAL)
+                if fault == s3_faults.RIVAL_FIRST:
+                    self.s3.objects.setdefault(key, s3_faults.RIVAL)
                 exists = headers.get("if-none-match") == "*" and key in self.s3.objects
                 if not exists:
                     self.s3.store(key, body)
-        if fault == LOST_ANSWER:
+        if fault == s3_faults.LOST_ANSWER:
             return False
-        if fault == STORED_503:
+        if fault == s3_faults.STORED_503:
             return self._answer(503, error("SlowDown"))
         return self._answer(412, error("PreconditionFailed")) if exists else self._answer(200)
 
@@ -247,7 +195,7 @@ class Connection(socketserver.BaseRequestHandler):
                     return self._answer(400, error(refusal))
                 self.s3.store(key, b"".join(upload.parts[number] for number in named))
                 answer = s3_answers.upload_completed(key)
-        return False if fault == LOST_ANSWER else self._answer(200, answer)
+        return False if fault == s3_faults.LOST_ANSWER else self._answer(200, answer)
 
     def _delete(self, key: str, query: dict[str, str], _h: Any, _body: bytearray, _fault: Any) -> bool:
         with self.s3.lock:
@@ -267,7 +215,7 @@ class Connection(socketserver.BaseRequestHandler):
         if data is None:
             return self._answer(404, error("NoSuchKey"))
         whole = memoryview(data)
-        if fault == TRUNCATED:
+        if fault == s3_faults.TRUNCATED:
             whole = whole[: len(whole) // 2]
         span = re.fullmatch(r"bytes=(\d+)-(\d*)", headers.get("range", ""))
         if span is None:
@@ -293,17 +241,17 @@ class Connection(socketserver.BaseRequestHandler):
     def _answer(
         self, status: int, body: bytes | memoryview = b"", fault: str | None = None, span: str | None = None
     ) -> bool:
-        if fault == FLIPPED_BIT and body:
+        if fault == s3_faults.FLIPPED_BIT and body:
             damaged = bytearray(body)
             damaged[len(damaged) // 2] ^= 1
             body = damaged
         if self.s3.download_bytes_per_s:
             time.sleep(len(body) / self.s3.download_bytes_per_s)
         self.request.sendall(head(status, len(body), span))
-        if fault == RESET_MID_BODY:
+        if fault == s3_faults.RESET_MID_BODY:
             self.request.sendall(body[: len(body) // 2])
             return self._reset()
-        if fault == SLOW_DRIP:
+        if fault == s3_faults.SLOW_DRIP:
             for piece in range(8):
                 self.request.sendall(body[piece * len(body) // 8 : (piece + 1) * len(body) // 8])
                 time.sleep(0.05)

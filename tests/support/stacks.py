@@ -5,19 +5,17 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
-
 from local_aws import environment
 from local_aws.supervisor import running
+from tests.support.embedded_client import embedded_client
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 CDK = ROOT / "node_modules" / ".bin" / "cdk"
-DEADLINE_S = 120.0
 
 
 class Stacks:
@@ -29,19 +27,7 @@ class Stacks:
 
     def client(self, service: str, credentials: dict[str, str] | None = None) -> Any:
         """The root's, or that of `credentials` as STS returns them."""
-        make: Any = boto3.client  # its stubs want the service's name as a literal
-        keys = credentials or {
-            "AccessKeyId": self.environment["AWS_ACCESS_KEY_ID"],
-            "SecretAccessKey": self.environment["AWS_SECRET_ACCESS_KEY"],
-        }
-        return make(
-            service,
-            endpoint_url=self.environment["AWS_ENDPOINT_URL"],
-            region_name=self.environment["AWS_REGION"],
-            aws_access_key_id=keys["AccessKeyId"],
-            aws_secret_access_key=keys["SecretAccessKey"],
-            aws_session_token=keys.get("SessionToken"),
-        )
+        return embedded_client(self.environment, service, credentials)
 
     def cdk(self, *arguments: str, ok: bool = True) -> str:
         """Run the CDK CLI on the app; what it said."""
@@ -91,13 +77,6 @@ class Stacks:
         pages = self.client("iam").get_paginator("list_roles").paginate()
         (name,) = [r["RoleName"] for page in pages for r in page["Roles"] if word in r["RoleName"]]
         return str(name)
-
-
-def wait_until(look: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not look():
-        assert time.monotonic() < deadline, f"not within {DEADLINE_S:.0f} s: {what}"
-        time.sleep(0.1)
 
 
 @contextlib.contextmanager

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support import fault_s3
-from tests.support.fault_s3 import Fault, FaultS3
+from tests.support import s3_faults
+from tests.support.fault_s3 import FaultS3
+from tests.support.s3_faults import Fault
 from tests.support.stores import on_fault_server
 from trainer.rendezvous.errors import AbsentObject, DamagedObject, ForeignObject
 from trainer.rendezvous.object_store import PART_BYTES, ObjectStore
@@ -59,7 +60,7 @@ def test_chunks_made_one_by_one_are_the_same_payload(any_store: ObjectStore, chu
     assert any_store.get("made") == any_store.get("whole") == data
 
 
-@pytest.mark.parametrize("what", [fault_s3.FLIPPED_BIT, fault_s3.TRUNCATED])
+@pytest.mark.parametrize("what", [s3_faults.FLIPPED_BIT, s3_faults.TRUNCATED])
 @pytest.mark.parametrize("chunk", [0, 1, 2])  # of half an object: whole, cut off, not there
 def test_damage_in_flight_heals_by_fetching_again(
     server: FaultS3, s3: ObjectStore, what: str, chunk: int
@@ -73,14 +74,14 @@ def test_an_answer_that_shrinks_while_it_is_resumed_heals_too(server: FaultS3) -
     """The client asks for the rest after a reset, and is told that there is less than there was."""
     s3 = on_fault_server(server, retries=5)
     payload = put(s3)
-    server.faults += [Fault("GET", "k", fault_s3.RESET_MID_BODY), Fault("GET", "k", fault_s3.TRUNCATED)]
+    server.faults += [Fault("GET", "k", s3_faults.RESET_MID_BODY), Fault("GET", "k", s3_faults.TRUNCATED)]
     assert bytes(payload.fetch_chunk(s3, 1, "x")) == DATA[CHUNK : 2 * CHUNK]
     for fault in server.faults:
         fault.fired = 0
     assert s3.get("k") == DATA
 
 
-@pytest.mark.parametrize("what", [fault_s3.FLIPPED_BIT, fault_s3.TRUNCATED])
+@pytest.mark.parametrize("what", [s3_faults.FLIPPED_BIT, s3_faults.TRUNCATED])
 def test_damage_that_stays_names_rank_round_and_key(server: FaultS3, s3: ObjectStore, what: str) -> None:
     payload = put(s3)
     server.faults.append(Fault("GET", "k", what, times=FETCH_ATTEMPTS))

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from tests.support import fault_s3
-from tests.support.fault_s3 import Fault, FaultS3
+from tests.support import s3_faults
+from tests.support.fault_s3 import FaultS3
 from tests.support.gang import together
+from tests.support.s3_faults import Fault
 from tests.support.stores import on_fault_server
 from trainer.rendezvous.documents import Contribution, MeanSlice, Member, Roster, digest
 from trainer.rendezvous.errors import DamagedObject, ForeignObject
@@ -170,7 +171,7 @@ KINDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", [fault_s3.FLIPPED_BIT, fault_s3.TRUNCATED])
+@pytest.mark.parametrize("what", [s3_faults.FLIPPED_BIT, s3_faults.TRUNCATED])
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_a_document_damaged_in_flight_is_fetched_again(kind: Kind, what: str) -> None:
     with FaultS3() as server:
@@ -182,7 +183,7 @@ def test_a_document_damaged_in_flight_is_fetched_again(kind: Kind, what: str) ->
         assert server.all_fired()
 
 
-@pytest.mark.parametrize("what", [fault_s3.FLIPPED_BIT, fault_s3.TRUNCATED])
+@pytest.mark.parametrize("what", [s3_faults.FLIPPED_BIT, s3_faults.TRUNCATED])
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_a_document_that_stays_damaged_names_key_rank_and_round(kind: Kind, what: str) -> None:
     with FaultS3() as server:

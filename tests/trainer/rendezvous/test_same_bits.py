@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support import fault_s3
-from tests.support.fault_s3 import Fault, FaultS3
+from tests.support import s3_faults
+from tests.support.fault_s3 import FaultS3
 from tests.support.gang import base, exchange, together
 from tests.support.plain_mean import Floats, as_received, plain_mean
+from tests.support.s3_faults import Fault
 from tests.support.stores import on_fault_server
 from trainer.layout import RunLayout
 from trainer.rendezvous import geometry, sharded
@@ -22,13 +23,13 @@ from trainer.rendezvous.payload import FETCH_ATTEMPTS
 GENERAL_ENDS = (".json", ".bin")  # each is asked for in every round, so a fault there is sure to happen
 KEY_ENDS = (*GENERAL_ENDS, "roster.json", "rank_0001.json", "rank_0000.c0.bin", "mean_0000.json")
 TROUBLE = {
-    "GET": (fault_s3.REFUSED_500, fault_s3.REFUSED_503, fault_s3.RESET, fault_s3.RESET_MID_BODY),
+    "GET": (s3_faults.REFUSED_500, s3_faults.REFUSED_503, s3_faults.RESET, s3_faults.RESET_MID_BODY),
     "PUT": (
-        fault_s3.REFUSED_409, fault_s3.REFUSED_500, fault_s3.REFUSED_503, fault_s3.RESET,
-        fault_s3.LOST_ANSWER, fault_s3.STORED_503,
+        s3_faults.REFUSED_409, s3_faults.REFUSED_500, s3_faults.REFUSED_503, s3_faults.RESET,
+        s3_faults.LOST_ANSWER, s3_faults.STORED_503,
     ),
 }  # fmt: skip
-DAMAGE = (fault_s3.FLIPPED_BIT, fault_s3.TRUNCATED)
+DAMAGE = (s3_faults.FLIPPED_BIT, s3_faults.TRUNCATED)
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def faults(draw: st.DrawFn) -> list[Fault]:
 
     def fault(verb: str, kinds: Sequence[str], times: int) -> Fault:
         end, after = draw(st.sampled_from(KEY_ENDS)), draw(st.integers(0, 3))
-        allowed = [kind for kind in kinds if kind != fault_s3.REFUSED_409 or not end.endswith(".bin")]
+        allowed = [kind for kind in kinds if kind != s3_faults.REFUSED_409 or not end.endswith(".bin")]
         return Fault(verb, end, draw(st.sampled_from(allowed)), times=times, after=after)
 
     verbs = draw(st.lists(st.sampled_from(["GET", "PUT"]), max_size=4))

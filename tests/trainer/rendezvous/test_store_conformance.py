@@ -17,8 +17,9 @@ from local_aws import environment
 from local_aws.settings import ACCOUNT
 from local_aws.supervisor import running
 from tests.conftest import ENDPOINT_ENV
-from tests.support.fault_s3 import DENIED, Fault, FaultS3
+from tests.support.fault_s3 import FaultS3
 from tests.support.gang import together
+from tests.support.s3_faults import DENIED, Fault
 from tests.support.stores import Fresh, asked_of_all, fresh_on_disk, fresh_on_http
 from trainer.rendezvous.errors import AbsentObject, AccessDenied, DamagedObject
 from trainer.rendezvous.object_store import PART_BYTES, ObjectStore

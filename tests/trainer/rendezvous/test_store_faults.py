@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from tests.support import fault_s3
-from tests.support.fault_s3 import RIVAL, Fault, FaultS3
+from tests.support import s3_faults
+from tests.support.fault_s3 import FaultS3
 from tests.support.gang import together
+from tests.support.s3_faults import RIVAL, Fault
 from tests.support.stores import on_fault_server
 from trainer.rendezvous import object_store, s3_store
 from trainer.rendezvous.errors import AccessDenied, StoreFailed
@@ -33,7 +34,7 @@ def faulty(server: FaultS3) -> tuple[FaultS3, ObjectStore]:
 Faulty = tuple[FaultS3, ObjectStore]
 
 
-@pytest.mark.parametrize("what", [fault_s3.LOST_ANSWER, fault_s3.STORED_503])
+@pytest.mark.parametrize("what", [s3_faults.LOST_ANSWER, s3_faults.STORED_503])
 def test_a_put_whose_answer_is_lost_counts(faulty: Faulty, what: str) -> None:
     server, store = faulty
     server.faults.append(Fault("PUT", "k", what))
@@ -41,7 +42,7 @@ def test_a_put_whose_answer_is_lost_counts(faulty: Faulty, what: str) -> None:
     assert server.objects["k"] == b"mine"
 
 
-@pytest.mark.parametrize("what", [fault_s3.REFUSED_409, fault_s3.REFUSED_503])
+@pytest.mark.parametrize("what", [s3_faults.REFUSED_409, s3_faults.REFUSED_503])
 def test_a_put_that_did_not_land_is_put_again(faulty: Faulty, what: str) -> None:
     """S3's 409 means that nothing was stored, though obstore reports it as AlreadyExists."""
     server, store = faulty
@@ -53,20 +54,20 @@ def test_a_put_that_did_not_land_is_put_again(faulty: Faulty, what: str) -> None
 
 def test_after_412_the_bytes_that_stand_are_used_not_ours(faulty: Faulty) -> None:
     server, store = faulty
-    server.faults.append(Fault("PUT", "k", fault_s3.RIVAL_FIRST))
+    server.faults.append(Fault("PUT", "k", s3_faults.RIVAL_FIRST))
     assert store.create("k", b"mine") == RIVAL
 
 
 def test_a_lost_answer_does_not_make_a_rivals_bytes_ours(faulty: Faulty) -> None:
     server, store = faulty
     server.objects["k"] = RIVAL
-    server.faults.append(Fault("PUT", "k", fault_s3.LOST_ANSWER))
+    server.faults.append(Fault("PUT", "k", s3_faults.LOST_ANSWER))
     assert store.create("k", b"mine") == RIVAL
 
 
 def test_a_denied_create_fails_at_once(faulty: Faulty) -> None:
     server, store = faulty
-    server.faults.append(Fault("PUT", "k", fault_s3.DENIED))
+    server.faults.append(Fault("PUT", "k", s3_faults.DENIED))
     with pytest.raises(AccessDenied, match=r"PUT s3://bucket/k was denied: allow this identity s3:PutObject"):
         store.create("k", b"mine")
     assert server.requests == [("PUT", "k")]
@@ -74,14 +75,14 @@ def test_a_denied_create_fails_at_once(faulty: Faulty) -> None:
 
 def test_a_store_that_never_takes_a_put_is_an_error_that_names_the_key(faulty: Faulty) -> None:
     server, store = faulty
-    server.faults.append(Fault("PUT", "k", fault_s3.REFUSED_503, times=1000))
+    server.faults.append(Fault("PUT", "k", s3_faults.REFUSED_503, times=1000))
     with pytest.raises(StoreFailed, match="PUT s3://bucket/k failed.*503"):
         store.create("k", b"mine")
 
 
 def test_a_failing_read_is_not_taken_for_absence(faulty: Faulty) -> None:
     server, store = faulty
-    server.faults += [Fault("GET", "k", fault_s3.REFUSED_503), Fault("GET", "denied", fault_s3.DENIED)]
+    server.faults += [Fault("GET", "k", s3_faults.REFUSED_503), Fault("GET", "denied", s3_faults.DENIED)]
     with pytest.raises(StoreFailed, match="GET s3://bucket/k failed"):
         store.find("k")
     with pytest.raises(AccessDenied, match="GET s3://bucket/denied was denied: .* s3:GetObject on"):
@@ -91,7 +92,7 @@ def test_a_failing_read_is_not_taken_for_absence(faulty: Faulty) -> None:
 def test_a_denied_listing_is_no_failing_store(faulty: Faulty) -> None:
     """A relaunch would be denied as well."""
     server, store = faulty
-    server.faults.append(Fault("GET", "", fault_s3.DENIED, times=2))
+    server.faults.append(Fault("GET", "", s3_faults.DENIED, times=2))
     for listing in (store.names, store.keys):
         with pytest.raises(AccessDenied, match="LIST s3://bucket/a was denied: .* s3:ListBucket on"):
             listing("a")
@@ -104,7 +105,7 @@ def test_writers_that_collided_wait_for_different_times() -> None:
 
     def pauses(**options: Any) -> list[float]:
         slept: list[float] = []
-        with FaultS3([Fault("PUT", "k", fault_s3.REFUSED_409, times=1000)]) as server:
+        with FaultS3([Fault("PUT", "k", s3_faults.REFUSED_409, times=1000)]) as server:
             inner = on_fault_server(server)._store
             clock = {"now": lambda: sum(slept), "sleep": slept.append}
             with pytest.raises(StoreFailed):
@@ -127,8 +128,8 @@ OPERATIONS: dict[str, tuple[Callable[[ObjectStore], object], str, str, object]] 
     "names": (lambda store: store.names(""), "GET", "", ["k"]),
     "keys": (lambda store: store.keys(""), "GET", "", ["k"]),
 }
-PASSING = (fault_s3.REFUSED_500, fault_s3.REFUSED_503, fault_s3.RESET, fault_s3.NO_ANSWER)
-IN_ANSWERS = (fault_s3.RESET_MID_BODY, fault_s3.SLOW_DRIP)
+PASSING = (s3_faults.REFUSED_500, s3_faults.REFUSED_503, s3_faults.RESET, s3_faults.NO_ANSWER)
+IN_ANSWERS = (s3_faults.RESET_MID_BODY, s3_faults.SLOW_DRIP)
 
 
 @pytest.fixture
@@ -149,7 +150,7 @@ def stored(server: FaultS3, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
 )
 def test_a_fault_that_passes_is_not_seen(server: FaultS3, stored: ObjectStore, name: str, what: str) -> None:
     operate, verb, key, answer = OPERATIONS[name]
-    server.faults.append(Fault(verb, key, what, times=1 if what == fault_s3.NO_ANSWER else 2))
+    server.faults.append(Fault(verb, key, what, times=1 if what == s3_faults.NO_ANSWER else 2))
     assert operate(stored) == answer
     assert set(server.objects) == ({"k", "new"} if verb == "PUT" else {"k"})
     assert all(data == DATA for data in server.objects.values())
@@ -161,7 +162,7 @@ def test_an_answer_that_shrinks_while_it_is_resumed_is_not_seen(
 ) -> None:
     """The client asks for the rest after a reset, and is told that there is less than there was."""
     operate, verb, key, answer = OPERATIONS[name]
-    server.faults += [Fault(verb, key, fault_s3.RESET_MID_BODY), Fault(verb, key, fault_s3.TRUNCATED)]
+    server.faults += [Fault(verb, key, s3_faults.RESET_MID_BODY), Fault(verb, key, s3_faults.TRUNCATED)]
     assert operate(stored) == answer
 
 
@@ -184,7 +185,7 @@ def test_a_fault_that_stays_is_an_error_that_names_the_key(
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_denied_request_is_made_once(server: FaultS3, stored: ObjectStore, name: str) -> None:
     operate, verb, key, _ = OPERATIONS[name]
-    server.faults.append(Fault(verb, key, fault_s3.DENIED, times=10**6))
+    server.faults.append(Fault(verb, key, s3_faults.DENIED, times=10**6))
     with pytest.raises(AccessDenied):
         operate(stored)
     assert server.requests == [(verb, key)]
@@ -194,7 +195,7 @@ def test_a_request_is_retried_for_its_time_and_not_a_number_of_times(
     server: FaultS3, stored: ObjectStore
 ) -> None:
     """Twelve refusals are more than obstore's ten retries, which may be over within two seconds."""
-    server.faults.append(Fault("PUT", "new", fault_s3.REFUSED_503, times=12))
+    server.faults.append(Fault("PUT", "new", s3_faults.REFUSED_503, times=12))
     stored.put("new", b"x")
     assert server.objects["new"] == b"x"
     assert server.faults[0].fired == 12
@@ -208,7 +209,7 @@ LARGE = bytes(range(256)) * (2 * PART_BYTES // 256) + b"end"  # three parts
     [
         (verb, what, after)
         for verb, last in (("POST", 1), ("PUT", 2))
-        for what in (fault_s3.REFUSED_503, fault_s3.RESET, fault_s3.LOST_ANSWER)
+        for what in (s3_faults.REFUSED_503, s3_faults.RESET, s3_faults.LOST_ANSWER)
         for after in (0, last)
     ],
 )
@@ -239,7 +240,7 @@ def test_a_completion_that_others_made_impossible_is_a_failure(server: FaultS3, 
 def test_an_upload_that_fails_is_aborted(server: FaultS3, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of unfinished uploads cost money and are in no listing of objects."""
     monkeypatch.setattr(s3_store, "REQUEST_RETRY_S", 0.3)
-    server.faults.append(Fault("PUT", "large", fault_s3.REFUSED_503, times=10**6))
+    server.faults.append(Fault("PUT", "large", s3_faults.REFUSED_503, times=10**6))
     with pytest.raises(StoreFailed, match="PUT s3://bucket/large failed"):
         open_store("s3://bucket").put("large", LARGE)
     assert server.objects == server.uploads == {}
