@@ -17,6 +17,8 @@ BENCHMARKS: Final[Mapping[str, tuple[str, ...]]] = {
     "wire": ("benchmarks.wire",),
     "recovery": ("benchmarks.recovery",),
     "trainer": ("benchmarks.trainer",),
+    "data_pipeline": ("benchmarks.data_pipeline",),
+    "memory": ("benchmarks.memory",),
 }
 # Too long to be run with the others: `python -m benchmarks learning`.
 LONG: Final[Mapping[str, tuple[str, ...]]] = {"learning": ("benchmarks.learning",)}
@@ -67,6 +69,8 @@ GOALS: Final = (
     Goal("wire", "formats.int4.loss_change", "<=", 0.5, "held-out loss with int4 against fp32, per cent"),
     Goal("recovery", "of_possible", ">=", 0.95, "goodput under failures, of what is possible"),
     Goal("trainer", "ratio", ">=", 1, "tokens a second against transformers' own Trainer"),
+    Goal("memory", "ratio", ">=", 0.9, "memory of a replica over the formula of docs/models-and-data.md"),
+    Goal("memory", "ratio", "<=", 1.1, "the same, upper bound"),
     Goal("learning", "gap", "<=", 0.03, "held-out loss, DiLoCo of 4 above data-parallel, nats per byte"),
     Goal("learning", "bytes_ratio", ">=", 20, "bytes sent data-parallel over bytes sent by DiLoCo"),
 )

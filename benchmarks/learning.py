@@ -1,15 +1,17 @@
 """What does training apart cost in loss, and what does it save in bytes?
 
-    python -m benchmarks.learning            about an hour on two cores
+    python -m benchmarks.learning            about half an hour on two cores
     python -m benchmarks.learning --quick    a small model and few steps: not a figure to report
     python -m benchmarks.learning --sweep    a line for each setting of SWEEP, one seed
 
 A byte Llama of 1 M parameters on the Python standard library's source, held-out files; means over
-`--seeds` seeds. DiLoCo with N = 4 against data-parallel AdamW of the same total batch on the same
-tokens in the same order, and against one replica by itself for the same steps. `gap` is DiLoCo's
-loss minus data-parallel's, `over_single` the single replica's minus DiLoCo's, both held out, nats
-per byte. `bytes_ratio` is what a replica sends data-parallel, a float32 gradient a step, over
-what it sends here, a pseudo-gradient a round in the wire format of the setting.
+`--seeds` seeds. DiLoCo with N = 4 and Muon inside (MuLoCo, arXiv:2505.23725) against data-parallel
+training of the same total batch on the same tokens in the same order, and against one replica by
+itself for the same steps. All losses are held out, in nats per byte: `gap` is DiLoCo's minus that
+of data-parallel AdamW, `gap_muon` minus that of data-parallel Muon, which tells what training apart
+costs by itself, and `over_single` the single replica's minus DiLoCo's. `bytes_ratio` is what a
+replica sends data-parallel, a float32 gradient a step, over what it sends here, a pseudo-gradient
+a round in the wire format of the setting.
 
 A training is one process of one thread that holds the N models, as many at once as there are
 cores; the exchange changes no bit of it (benchmarks/simulated.py).
@@ -23,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from functools import partial
+from multiprocessing import get_context
 from typing import Any, Final
 
 import torch
@@ -33,18 +36,20 @@ from trainer.rendezvous.wire import FORMATS
 REPLICAS: Final = 4
 Work = Callable[[Setting, int], float]  # setting and seed to held-out loss
 DILOCO: Final = Setting(
-    replicas=REPLICAS, steps=2400, batch_size=8, sync_every=5, wire_dtype="int4",
-    outer_lr=1.0, outer_momentum=0.0, lr=4e-3,
+    replicas=REPLICAS, steps=900, batch_size=8, sync_every=5, wire_dtype="int4",
+    outer_lr=1.0, outer_momentum=0.0, inner_optimizer="muon", lr=8e-3,
 )  # fmt: skip
+ADAMW: Final = {"inner_optimizer": "adamw", "lr": 4e-3}
 # For each way its learning rate; for DiLoCo also what changes the bytes, then the outer step.
 SWEEP: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
     "data_parallel": [{"lr": 4e-3}, {"lr": 8e-3}, {"lr": 2e-3}],
+    "data_parallel_muon": [{"lr": 8e-3}, {"lr": 4e-3}],
     "diloco": [
-        {"lr": 4e-3}, {"lr": 8e-3},
-        {"sync_every": 20, "wire_dtype": "fp32"}, {"sync_every": 3}, {"sync_every": 6, "wire_dtype": "int8"},
+        {"lr": 8e-3}, {"lr": 4e-3}, {"sync_every": 20, "wire_dtype": "fp32"},
         {"outer_lr": 0.7, "outer_momentum": 0.9}, {"outer_lr": 0.7, "outer_momentum": 0.3},
+        {**ADAMW, "lr": 8e-3}, ADAMW, {**ADAMW, "sync_every": 3},
     ],
-    "single": [{"lr": 4e-3}, {"lr": 8e-3}, {"lr": 2e-3}],
+    "single": [{"lr": 8e-3}, {"lr": 4e-3}],
 }  # fmt: skip
 
 
@@ -59,7 +64,7 @@ def main() -> None:
         size, seq_len, given.seeds = "quick", 64, 1
         diloco = replace(DILOCO, steps=60, batch_size=4)
     began_s = time.monotonic()
-    with ProcessPoolExecutor(initializer=_on_one_thread) as pool:
+    with ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=_on_one_thread) as pool:
         work = partial(_train, seq_len, size)
         if given.sweep:
             sweep(pool, work, diloco)
@@ -73,16 +78,21 @@ def main() -> None:
 
 
 def ways(diloco: Setting) -> dict[str, Setting]:
-    """DiLoCo, and the two it is held against; a single replica's weights are its own at every step."""
+    """DiLoCo, and those it is held against; a single replica's weights are its own at every step."""
     single = replace(
         diloco, replicas=1, sync_every=diloco.steps, wire_dtype="fp32", outer_lr=1.0, outer_momentum=0.0
     )
     data_parallel = replace(single, batch_size=diloco.replicas * diloco.batch_size)
-    return {"diloco": diloco, "data_parallel": data_parallel, "single": single}
+    return {
+        "diloco": diloco,
+        "data_parallel": replace(data_parallel, **ADAMW),
+        "data_parallel_muon": data_parallel,
+        "single": single,
+    }
 
 
 def compare(pool: Executor, work: Work, diloco: Setting, seeds: int) -> dict[str, Any]:
-    """The three ways, same seeds; losses are means over the seeds."""
+    """All ways, same seeds; losses are means over the seeds."""
     waiting = {
         name: [pool.submit(work, setting, seed) for seed in range(seeds)]
         for name, setting in ways(diloco).items()
@@ -91,6 +101,7 @@ def compare(pool: Executor, work: Work, diloco: Setting, seeds: int) -> dict[str
     mean = {name: statistics.mean(values) for name, values in losses.items()}
     return {
         "gap": round(mean["diloco"] - mean["data_parallel"], 4),
+        "gap_muon": round(mean["diloco"] - mean["data_parallel_muon"], 4),
         "over_single": round(mean["single"] - mean["diloco"], 4),
         "bytes_ratio": bytes_ratio(diloco),
         "losses": {name: [round(value, 4) for value in values] for name, values in losses.items()},

@@ -38,7 +38,6 @@ class Setting:
     sync_every: int = 20
     outer_lr: float = 1.0
     outer_momentum: float = 0.0
-    momentum_warmup_rounds: int = 0
     lr: float = 3e-3
     inner_optimizer: str = "adamw"
     wire_dtype: str = "fp32"  # how pseudo-gradients travel, error feedback included
@@ -110,9 +109,6 @@ def train(setting: Setting, text: Text, size: str, seed: int) -> float:
         for rank, (model, optimizer) in enumerate(zip(locals_, optimizers, strict=True)):
             for step in range(first, first + setting.sync_every):
                 _inner_step(model, optimizer, text.batch(setting, seed, step, rank, ranks), spec, step)
-        if setting.momentum_warmup_rounds:
-            grown = min(1.0, first / setting.sync_every / setting.momentum_warmup_rounds)
-            outer.param_groups[0]["momentum"] = setting.outer_momentum * grown
         _outer_step(shared, outer, locals_, wire)
     return evaluate(shared, text)
 
