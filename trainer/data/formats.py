@@ -47,11 +47,15 @@ def rows(
 
 def lines(stream: BinaryIO) -> Iterator[bytes]:
     """Lines without their ends; the empty end after a last newline is none."""
-    rest = b""
+    begun: list[bytes] = []  # of the line at hand: joined once, or a file of one line would take squared time
     while block := stream.read(READ_BYTES):
-        *whole, rest = (rest + block).split(b"\n")
-        yield from whole
-    if rest:
+        end, *others = block.split(b"\n")
+        begun.append(end)
+        if others:
+            yield b"".join(begun)
+            yield from others[:-1]
+            begun = [others[-1]]
+    if rest := b"".join(begun):
         yield rest
 
 
@@ -96,7 +100,7 @@ def _json_row(number: int, line: bytes, text_field: str) -> Row:
         value = json.loads(text)
     except UnicodeDecodeError as error:
         return Row(number, problem=f"not UTF-8 at byte {error.start + 1}")
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a bare ValueError
         return Row(number, problem=f"broken JSON: {error}")
     if not isinstance(value, dict):
         return Row(number, problem="not a JSON object on one line")

@@ -60,9 +60,15 @@ class Tokens:
         from jinja2 import TemplateError  # here, since only chats need it
 
         try:
-            return str(self._tokenizer.apply_chat_template(value, tokenize=False))
+            text = str(self._tokenizer.apply_chat_template(value, tokenize=False))
+            text.encode()
+        except UnicodeEncodeError as error:  # JSON can write half a surrogate pair
+            raise Unusable("its messages are not Unicode text") from error
         except (TemplateError, TypeError, KeyError, ValueError) as error:
             raise Unusable(f"the chat template refuses it: {error}") from error
+        if not text.strip():
+            raise Unusable("the chat template makes nothing of it")
+        return text
 
     def encode(self, texts: Sequence[str], ends: Sequence[bool]) -> list[Ids]:
         """Token ids of each text, int32, with the end-of-sequence token where `ends` says so."""

@@ -12,6 +12,7 @@ import pytest
 from tests.trainer.data.sets import PACKERS, batches, opened, write
 from tests.trainer.data.test_formats import beside, documents
 from trainer.failures import BadDataSet
+from trainer.model import build_tokenizer
 from trainer.rendezvous.errors import AccessDenied
 
 GOOD = b'{"text": "good"}'
@@ -28,6 +29,7 @@ BAD_LINES = [
     (b'{"text": "\\ud800"}', "field 'text' is not Unicode text"),
     (b"", "empty line"),
     (b'["text"]', "not a JSON object on one line"),
+    (b'{"text": "a", "id": ' + b"1" * 5000 + b"}", "broken JSON: Exceeds the limit (4300 digits)"),
     (b"[" * 100_000, "broken JSON: maximum recursion depth exceeded"),
 ]
 
@@ -55,6 +57,33 @@ def test_a_bad_line_is_named_and_left_out_and_too_many_are_an_error(
     )
     assert str(error.value).startswith(expected)
     assert "set text_field (now 'text') to the field that holds the text" in str(error.value)
+
+
+CHAT = (
+    "{% for m in messages %}"
+    "{{ raise_exception('no ' + m.role) if m.role == 'tool' }}{{ m.content }}"
+    "{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("chat", "problem"),
+    [
+        ([{"role": "tool", "content": "a"}], "the chat template refuses it: no tool"),
+        ([{"role": "user", "content": " "}], "the chat template makes nothing of it"),
+        ([{"role": "user", "content": "\ud800"}], "its messages are not Unicode text"),
+    ],
+)
+def test_a_bad_chat_is_named(
+    chat: list[dict[str, str]], problem: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = [{"role": "user", "content": "good"}]
+    lines(tmp_path / "set", *(json.dumps({"text": row}).encode() for row in (good, chat, good)))
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = CHAT
+    data = opened(tmp_path / "set", max_bad_rows=0.34, validation_uri=beside(tmp_path), tokenizer=tokenizer)
+    assert documents(data) == ["good", "good"]
+    assert f"event=bad_row at=rows.jsonl:2 problem={problem!r}" in caplog.text
 
 
 def test_a_bad_text_file_is_named(tmp_path: Path) -> None:

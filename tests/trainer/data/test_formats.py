@@ -1,5 +1,6 @@
 """Every format, plain and compressed, read into the documents that were written."""
 
+import io
 import json
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from runs.upload_text import upload_text
 from tests.trainer.data.sets import PACKERS, batches, numbered, opened, text_of, write
-from trainer.data import DataSet, held_out_windows, open_data_set
+from trainer.data import DataSet, formats, held_out_windows, open_data_set
 from trainer.failures import BadDataSet
 from trainer.layout import DATA_SUFFIXES, ROW_SUFFIXES, TEXT_SUFFIXES
 from trainer.model import build_tokenizer
@@ -119,6 +120,16 @@ def test_messages_go_through_the_chat_template(name: str, tmp_path: Path) -> Non
     tokenizer.chat_template = None
     with pytest.raises(BadDataSet, match="the tokenizer has no chat template"):
         documents(data)
+
+
+@pytest.mark.parametrize("block_bytes", [1, 2, 3, 100])
+def test_lines_do_not_depend_on_the_blocks_they_are_read_in(
+    block_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formats, "READ_BYTES", block_bytes)
+    for text in (b"", b"\n", b"a", b"a\n", b"\n\na", b"ab\ncde\n\nf", b"abcdefgh\n"):
+        expected = text.removesuffix(b"\n").split(b"\n") if text else []
+        assert list(formats.lines(io.BytesIO(text))) == expected
 
 
 def test_a_tokenizer_of_words_is_used_as_it_is(tmp_path: Path) -> None:
