@@ -45,6 +45,19 @@ def test_output_without_compression_is_uploaded_file_by_file(account: Any, job_r
     assert [item["Key"].removeprefix(prefix) for item in listed] == ["data/c", "model/a/b"]
 
 
+def test_tensorboard_events_are_uploaded_below_the_jobs_name(account: Any, job_role: str) -> None:
+    code = (
+        "import pathlib; folder = pathlib.Path(base) / 'output/tensorboard/rank_0001';"
+        "folder.mkdir(parents=True); (folder / 'events.out').write_text('x')"
+    )
+    output = {"S3OutputPath": f"s3://{account.bucket}/out/tb"}
+    job = account.run_job(account.python_job(job_role, code, TensorBoardOutputConfig=output))
+
+    prefix = f"out/tb/{job['TrainingJobName']}/"
+    listed = account.client("s3").list_objects_v2(Bucket=account.bucket, Prefix=prefix)["Contents"]
+    assert [i["Key"].removeprefix(prefix) for i in listed] == ["tensorboard-output/rank_0001/events.out"]
+
+
 def test_a_job_finds_its_folders_configuration_and_channels(account: Any, job_role: str) -> None:
     account.client("s3").put_object(Bucket=account.bucket, Key="text/folder/a.txt", Body=b"hello")
     code = (
