@@ -1,12 +1,13 @@
 """Is training in a replica as fast as in the trainer that people know?
 
-    python -m benchmarks.trainer            about two minutes on two idle cores
+    python -m benchmarks.trainer            about three minutes on two idle cores
     python -m benchmarks.trainer --quick    to see it work
 
 `ratio` is the tokens a second of diloco_train over those of transformers' own Trainer: same model
 from the same weights, same batch size, schedule, clipping and optimizer, turn by turn in this one
 process; medians of windows of `window_steps` inner steps, the first of each turn left out. Ours
-includes its exchange at the end of each window, through a folder; evaluations are in neither.
+includes its exchange at the end of each window, a round of so many steps, through a folder;
+checkpoints and evaluations are in neither.
 `start_to_first_step_s` is a replica's process from its start to the end of its first inner step.
 """
 
@@ -71,8 +72,8 @@ class Stopwatch(TrainerCallback):  # type: ignore[misc]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--window-steps", type=int, default=20)
-    parser.add_argument("--windows", type=int, default=6, help="of each turn, after one that warms up")
+    parser.add_argument("--window-steps", type=int, default=100)
+    parser.add_argument("--windows", type=int, default=4, help="of each turn, after one that warms up")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="small: not a figure to report")
     given = parser.parse_args()

@@ -33,14 +33,12 @@ def make_inner_optimizer(model: nn.Module, spec: RunSpec) -> torch.optim.Optimiz
     others = [p for name, p in trained.items() if name not in hidden]
     if not for_muon:
         return _adamw(others, spec)
-    return MuonWithAdamW(
-        torch.optim.Muon(
-            for_muon, lr=spec.lr, weight_decay=spec.weight_decay,
-            # Scales updates to the size of AdamW's, so that both take the same learning rate and decay.
-            adjust_lr_fn="match_rms_adamw",
-        ),
-        _adamw(others, spec),
+    muon = torch.optim.Muon(
+        for_muon, lr=spec.lr, weight_decay=spec.weight_decay,
+        # Scales updates to the size of AdamW's, so that both take the same learning rate and decay.
+        adjust_lr_fn="match_rms_adamw",
     )  # fmt: skip
+    return MuonWithAdamW(muon, _adamw(others, spec)) if others else muon  # LoRA trains nothing but matrices
 
 
 def hidden_matrices(model: nn.Module) -> set[str]:

@@ -1,6 +1,7 @@
 """The inner optimizer: what decays, what Muon takes, and that two optimizers behave as one."""
 
 import io
+import re
 from typing import Any
 
 import pytest
@@ -66,6 +67,24 @@ def test_frozen_parameters_are_in_no_group() -> None:
         held = [p for group in optimizer.param_groups for p in group["params"]]
         assert len(held) == len(list(made.parameters())) - 1
         assert all(p is not frozen for p in held)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+@pytest.mark.parametrize("trained", ["", "proj", "norm", "embed_tokens", "embed_tokens|norm"])
+def test_whatever_trains_is_in_one_group(kind: str, trained: str) -> None:
+    """LoRA trains hidden matrices alone, `trainable` any choice."""
+    made = model()
+    for name, parameter in made.named_parameters():
+        parameter.requires_grad_(re.search(trained, name) is not None)
+    optimizer = make_inner_optimizer(made, spec(inner_optimizer=kind))
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    assert len(held) == len(set(held)) > 0
+    assert set(held) == {p for p in made.parameters() if p.requires_grad}
+    before = values(made)
+    gradients(made, 0)
+    optimizer.step()
+    for old, new in zip(before, made.parameters(), strict=True):
+        assert torch.equal(old, new) != new.requires_grad
 
 
 def test_muon_with_adamw_is_bitwise_the_two_by_themselves() -> None:
