@@ -100,7 +100,7 @@ class Source:
 
 
 def list_source(uri: str, parameter: str) -> Source:
-    """List the data files at `uri`: one file, or all below a folder; empty ones are left out.
+    """List the data files at `uri`: one file, or all below a folder but for hidden and empty ones.
 
     Raises BadDataSet naming the URI where nothing is there, AccessDenied where the store refuses.
     """
@@ -121,18 +121,23 @@ def list_source(uri: str, parameter: str) -> Source:
         raise BadDataSet(
             f"{parameter} {uri}: cannot be read: {error}. Use s3://, file:// or a path."
         ) from error
-    known = {path: info for path, info in found.items() if path.endswith(DATA_SUFFIXES)}
-    if not known:
-        raise BadDataSet(f"{parameter} {uri}: no data files ({DATA_SUFFIXES_IN_WORDS}) below it")
     prefix = root.rstrip("/")
     files = [
-        DataFile(path[len(prefix) + 1 :] or Path(path).name, path, int(info["size"]))
-        for path, info in sorted(known.items())
+        DataFile(name or Path(path).name, path, int(info["size"]))
+        for path, info in sorted(found.items())
+        if path.endswith(DATA_SUFFIXES) and not _is_hidden(name := path[len(prefix) + 1 :])
     ]
+    if not files:
+        raise BadDataSet(f"{parameter} {uri}: no data files ({DATA_SUFFIXES_IN_WORDS}) below it")
     kept = tuple(file for file in files if file.bytes > 0)
     if not kept:
         raise BadDataSet(f"{parameter} {uri}: all its {len(files)} data files are empty")
     return Source(parameter, uri, fs, kept)
+
+
+def _is_hidden(name: str) -> bool:
+    """Whether a tool put it there, not a person: a notebook's copies, a cache, what macOS adds."""
+    return any(part.startswith(".") for part in name.split("/"))
 
 
 def _zstd_error() -> type[Exception]:

@@ -70,6 +70,15 @@ def test_a_folder_without_data_says_what_would_count(
         opened(uri)
 
 
+def test_hidden_files_are_no_data_unless_named(tmp_path: Path) -> None:
+    for name in (".ipynb_checkpoints/a-checkpoint.txt", "b/.cache/c.txt", "b/._d.txt", "b/d.txt", "_e.txt"):
+        write(tmp_path / ".set" / name, ["text"])
+    found = list_source(str(tmp_path / ".set"), "dataset_uri")
+    assert [file.name for file in found.files] == ["_e.txt", "b/d.txt"]
+    named = list_source(str(tmp_path / ".set" / "b/._d.txt"), "dataset_uri")
+    assert [file.name for file in named.files] == ["._d.txt"]
+
+
 def test_empty_files_are_no_data(tmp_path: Path) -> None:
     (tmp_path / "a.txt").touch()
     with pytest.raises(BadDataSet, match="all its 1 data files are empty"):
