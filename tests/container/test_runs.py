@@ -59,7 +59,9 @@ def account(
 @pytest.fixture
 def runs(account: Account) -> str:
     """The state machine, with roles of its own."""
-    s3 = account.allow("s3:GetObject", "s3:PutObject", "s3:ListBucket", on=f"arn:aws:s3:::{account.bucket}*")
+    # To delete is for checkpoints that were replaced.
+    actions = ("s3:GetObject", "s3:PutObject", "s3:ListBucket", "s3:DeleteObject")
+    s3 = account.allow(*actions, on=f"arn:aws:s3:::{account.bucket}*")
     replica = account.job_role(s3, account.allow("logs:*"))
     states = account.states_role(s3, account.allow("sagemaker:*"), account.allow("iam:PassRole", on=replica))
     return machine(account, replica, states)
