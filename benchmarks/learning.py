@@ -1,6 +1,6 @@
 """What does training apart cost in loss, and what does it save in bytes?
 
-    python -m benchmarks.learning            about half an hour on two cores
+    python -m benchmarks.learning            three quarters of an hour on two cores
     python -m benchmarks.learning --quick    a small model and few steps: not a figure to report
     python -m benchmarks.learning --sweep    a line for each setting of SWEEP, one seed
 

@@ -58,8 +58,9 @@ def main() -> None:
             "tokenizer_name": "bytes",
             "lora_rank": given.lora_rank,
             "fragments": given.fragments,
-            "sync_every": given.fragments,
-            "total_steps": 2 * given.fragments,
+            # Rounds long enough for a checkpoint to be written within the next, or two peaks would meet.
+            "sync_every": 20 * given.fragments,
+            "total_steps": 40 * given.fragments,
             "batch_size": 1,
             "seq_len": 8,
         }
